@@ -5,7 +5,7 @@
 - embeddings/trials.npz: the utterances of all trial lists
 - embeddings/cohort.npz: the training utterances, from which score.py makes the cohort
 
-Where the training data have moved, ``--data_folder`` says where they are now; lists and
+Where the training data have moved, ``--data_folder`` is where they are now; lists and
 trials_folder of the run that lie in the old folder are looked for there too.
 
 Embeddings that are there already from the same weights are kept. Several processes, each
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speechbrain_rev.cli import ArgumentParser, run_script
+from speechbrain_rev.cli.options import COMPUTES, READS
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.inference.evaluation import (
     channels_of_run,
@@ -27,34 +28,60 @@ from speechbrain_rev.inference.evaluation import (
 )
 from speechbrain_rev.processes import joined, own_device
 
+EXAMPLES = (
+    "python recipes/VoxCeleb/extract.py results/df_revnet281/1986",
+    "python recipes/VoxCeleb/extract.py results/df_revnet281/1986 "
+    "--trials veri_test2.txt",
+)
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line."""
-    parser = ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("run_folder", type=Path, help="output_folder of train.py")
-    parser.add_argument("--trials", nargs="+", help="instead of the run's trial_lists")
-    parser.add_argument("--trials_folder", help="instead of the run's trials_folder")
-    parser.add_argument(
-        "--data_folder", help="where the training data are now, if they have moved"
+
+def command_line() -> ArgumentParser:
+    """Give the parser of the command line."""
+    parser = ArgumentParser(description=__doc__.partition("\n")[0], examples=EXAMPLES)
+    reads = parser.add_argument_group(READS)
+    reads.add_argument(
+        "run_folder", metavar="RUN_FOLDER", type=Path, help="output_folder of train.py"
     )
-    parser.add_argument(
+    reads.add_argument(
+        "--trials",
+        "--trial_lists",
+        metavar="LIST",
+        nargs="+",
+        help="instead of the run's trial_lists",
+    )
+    reads.add_argument(
+        "--trials_folder", metavar="FOLDER", help="instead of the run's trials_folder"
+    )
+    reads.add_argument(
+        "--data_folder",
+        metavar="FOLDER",
+        help="where the training data are now, if they have moved",
+    )
+    reads.add_argument(
         "--any_extension",
         action="store_true",
         help="take a .flac where a list says .wav, or the reverse",
     )
-    parser.add_argument(
+    reads.add_argument(
         "--outside_files",
         action="store_true",
         help="read what names in lists and links lead to outside the folders",
     )
-    parser.add_argument(
+    reads.add_argument(
         "--utterances_per_speaker",
+        metavar="N",
         type=int,
         help="how many of each training speaker make its mean; default: all",
     )
-    parser.add_argument(
+    parser.add_argument_group(COMPUTES).add_argument(
         "--device", help="default: the GPU if there is one, each process its own"
     )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = command_line()
     options = parser.parse_args(argv)
     count = options.utterances_per_speaker
     if count is not None and count < 1:

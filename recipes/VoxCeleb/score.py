@@ -10,7 +10,7 @@ folder
 
 AS-Norm's cohort are the mean embeddings of the training speakers. Intervals are of 95 %,
 of speakers drawn with replacement, where names of utterances begin with the speaker.
-``--from-scores FILE`` computes metrics and plot of a file of scores, whoever wrote it.
+``--from_scores FILE`` computes metrics and plot of a file of scores, whoever wrote it.
 Processes of torchrun share the search of the cohort; the first does the rest.
 """
 
@@ -20,41 +20,68 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speechbrain_rev.cli import ArgumentParser, run_script
+from speechbrain_rev.cli.options import COMPUTES, READS
 from speechbrain_rev.inference.evaluation import REPLICATES, score_file, score_run
 from speechbrain_rev.processes import joined
 
+EXAMPLES = (
+    "python recipes/VoxCeleb/score.py results/df_revnet281/1986",
+    "python recipes/VoxCeleb/score.py --from_scores scores.txt",
+)
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line."""
-    parser = ArgumentParser(description=__doc__.partition("\n")[0])
-    given = parser.add_mutually_exclusive_group(required=True)
+
+def command_line() -> ArgumentParser:
+    """Give the parser of the command line."""
+    parser = ArgumentParser(description=__doc__.partition("\n")[0], examples=EXAMPLES)
+    reads = parser.add_argument_group(READS)
+    given = reads.add_mutually_exclusive_group(required=True)
     given.add_argument(
-        "run_folder", nargs="?", type=Path, help="output_folder of train.py"
+        "run_folder",
+        metavar="RUN_FOLDER",
+        nargs="?",
+        type=Path,
+        help="output_folder of train.py",
     )
     given.add_argument(
-        "--from-scores",
+        "--from_scores",
         metavar="FILE",
         type=Path,
         help="lines 'enrol test label score', whose metrics are computed",
     )
-    parser.add_argument("--trials", nargs="+", help="instead of the run's trial_lists")
-    parser.add_argument(
+    reads.add_argument(
+        "--trials",
+        "--trial_lists",
+        metavar="LIST",
+        nargs="+",
+        help="instead of the run's trial_lists",
+    )
+    reads.add_argument(
         "--data_folder",
+        metavar="FOLDER",
         help="where the training data are now, if the run's trial_lists moved with them",
     )
-    parser.add_argument("--cohort_top_n", type=int, help="instead of the run's")
-    parser.add_argument(
+    computes = parser.add_argument_group(COMPUTES)
+    computes.add_argument(
+        "--cohort_top_n", metavar="N", type=int, help="instead of the run's"
+    )
+    computes.add_argument(
         "--subtract_mean",
         action="store_true",
         help="centre embeddings on the mean of the training set's",
     )
-    parser.add_argument(
+    computes.add_argument(
         "--bootstrap",
         metavar="N",
         type=int,
         default=REPLICATES,
         help=f"draws of speakers for intervals; 0: none; default: {REPLICATES}",
     )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = command_line()
     options = parser.parse_args(argv)
     run, file = options.run_folder, options.from_scores
     with joined() as place:

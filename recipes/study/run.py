@@ -444,7 +444,11 @@ def _parser() -> argparse.ArgumentParser:
     folder = _existing_folder
     parser.add_argument("data", type=folder, help="corpus with its lists")
     parser.add_argument(
-        "--noise", type=folder, help="noise for augmentation; default: none"
+        "--noise",
+        "--noise_folder",
+        metavar="FOLDER",
+        type=folder,
+        help="noise for augmentation; default: none",
     )
     parser.add_argument(
         "--size",
@@ -452,7 +456,13 @@ def _parser() -> argparse.ArgumentParser:
         default="small",
         help="small: reduced widths, for CPUs; full: as published, for a GPU",
     )
-    parser.add_argument("--output", type=Path, help="default: results/study_SIZE")
+    parser.add_argument(
+        "--output",
+        "--output_folder",
+        metavar="FOLDER",
+        type=Path,
+        help="default: results/study_SIZE",
+    )
     parser.add_argument("--device", help="default: that of the size")
     parser.add_argument(
         "--seeds", type=int, nargs="+", help="default: those of the size"

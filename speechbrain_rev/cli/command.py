@@ -13,6 +13,7 @@ from pathlib import Path
 
 from speechbrain_rev import __version__
 from speechbrain_rev.cli import corpora, encoders, exports, plans, speakers
+from speechbrain_rev.cli.options import READS
 from speechbrain_rev.cli.spelling import ArgumentParser
 from speechbrain_rev.whole_files import is_of_disk
 
@@ -119,18 +120,27 @@ def _parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(
         prog="speechbrain-rev",
         description="Very deep speaker encoders in little memory, with SpeechBrain.",
+        examples=[
+            "speechbrain-rev models --card=11GB --fits",
+            "speechbrain-rev plan --help",
+        ],
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(
-        name: str, run: Callable[[argparse.Namespace], None], summary: str, details: str
+        name: str,
+        run: Callable[[argparse.Namespace], None],
+        summary: str,
+        details: str,
+        examples: Sequence[str],
     ) -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}. {details}",
+            examples=[f"speechbrain-rev {name}{example}" for example in examples],
             allow_abbrev=False,
         )
         command.set_defaults(run=run, less_memory=_LESS_MEMORY)
@@ -141,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         _env,
         "print what a bug report needs",
         "Versions of this package and of those it stands on, devices and memory.",
+        [""],
     )
 
     command = add(
@@ -149,13 +160,15 @@ def _parser() -> argparse.ArgumentParser:
         "print a hyperparameter file as one complete file",
         "The result is plain HyperPyYAML, which SpeechBrain's own "
         "train_speaker_embeddings.py takes as well. Nothing is built or run.",
+        [" df_revnet281 --batch_size=64", " hparams/large_margin.yaml > complete.yaml"],
     )
-    command.add_argument(
+    reads = command.add_argument_group(READS)
+    reads.add_argument(
         "file",
         metavar="FILE",
         help="a path, or the name of one that comes with the package, e.g. df_revnet281",
     )
-    command.add_argument(
+    reads.add_argument(
         "overrides",
         metavar="--key=value",
         nargs=argparse.REMAINDER,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from speechbrain_rev.cli.options import check_plot
+from speechbrain_rev.cli.options import OUTPUT, READS, check_plot
 
 if TYPE_CHECKING:
     from speechbrain_rev.data.listing import DataSettings
@@ -34,11 +33,10 @@ _SETTINGS = {
     "short": ("repeat|pad|drop", "what is done about utterances below a segment"),
     "chunk_samples": ("SAMPLES", "that a segment is read for (31840: 2.2 s are read)"),
 }
-_EXAMPLE = """\
-examples:
-  speechbrain-rev data LibriSpeech --picture=lengths.png
-  speechbrain-rev data calls --speaker_from='/call-([^-]+)-' --bad_files=drop --json
-"""
+_EXAMPLES = (
+    " LibriSpeech --plot=lengths.png",
+    " calls --speaker_from='/call-([^-]+)-' --bad_files=drop --json",
+)
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -54,35 +52,35 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         _data,
         "show what train.py would read of a corpus",
         "Format, speakers, hours, rates, lengths, and what is left out and why. Nothing "
-        "is written but --picture. The status is 2 where train.py would refuse.",
+        "is written but --plot. The status is 2 where train.py would refuse.",
+        _EXAMPLES,
     )
-    command.formatter_class = argparse.RawDescriptionHelpFormatter
-    # As the formatter keeps the lines of the examples.
-    command.description = textwrap.fill(command.description or "", 79)
-    command.epilog = _EXAMPLE
-    command.add_argument(
+    command.add_argument_group(READS).add_argument(
         "paths",
         metavar="PATH",
         nargs="+",
         help="data_folder of train.py: a folder of audio, a packed one, or a list; of "
         "several, speakers are kept apart",
     )
-    command.add_argument(
+    output = command.add_argument_group(OUTPUT)
+    output.add_argument(
         "--json", action="store_true", help="print one JSON document, in seconds"
     )
-    command.add_argument(
-        "--picture",
+    output.add_argument(
+        "--plot",
         metavar="FILE.png",
-        help="also draw histograms of lengths and of utterances of a speaker: a name "
-        "that ends in .png, .pdf or .svg",
+        help="also draw histograms of lengths and of utterances of a speaker; the name "
+        "ends in .png, .pdf or .svg",
     )
+    # Its earlier name.
+    output.add_argument("--picture", dest="plot", help=argparse.SUPPRESS)
     settings = command.add_argument_group("settings of train.py")
     for name, (form, words) in _SETTINGS.items():
         settings.add_argument(f"--{name}", metavar=form, help=words)
 
 
 def _data(parsed: argparse.Namespace) -> None:
-    check_plot(parsed.picture, "--picture")
+    check_plot(parsed.plot)
     from speechbrain_rev.data.overview import look_at
 
     overview = look_at(_settings(parsed))
@@ -90,8 +88,8 @@ def _data(parsed: argparse.Namespace) -> None:
         print(json.dumps(overview.plain(), indent=1))
     else:
         print(overview.text(), end="")
-    if parsed.picture is not None and overview.seconds:
-        _draw(overview, parsed.paths, parsed.picture)
+    if parsed.plot is not None and overview.seconds:
+        _draw(overview, parsed.paths, parsed.plot)
     if overview.refused:
         raise ValueError(overview.refused)
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from speechbrain_rev.cli.options import (
     CARD_HELP,
+    COMPUTES,
+    READS,
     add_batch,
     add_bits,
     add_frames,
@@ -44,30 +46,36 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
         _models,
         "compare the 25 encoders: size, accuracy, memory, what fits a GPU",
         "Error rates are the published ones. Memory was counted, no GPU is needed.",
+        ["", " --card=11GB --batch=128 --fits --sort=vox1-h", " --plot=models.png"],
     )
-    add_names(command)
-    command.add_argument("--card", metavar="SIZE", help=CARD_HELP)
-    add_batch(command, 128)
-    add_frames(command)
-    command.add_argument(
+    reads = command.add_argument_group(READS)
+    add_names(reads)
+    reads.add_argument(
         "--family",
         action="append",
         default=[],
-        help="resnet, revnet, df_resnet or df_revnet; may be given several times",
+        help="only resnet, revnet, df_resnet or df_revnet; may be given several times",
     )
-    command.add_argument(
-        "--type", action="append", default=[], help="vanilla, I or II; likewise"
+    reads.add_argument(
+        "--type",
+        action="append",
+        default=[],
+        help="only vanilla, I or II; may be given several times",
     )
-    command.add_argument(
-        "--fits", action="store_true", help="only those whose batch fits the GPU"
+    computes = command.add_argument_group(COMPUTES)
+    computes.add_argument("--card", metavar="SIZE", help=CARD_HELP)
+    add_batch(computes, 128)
+    add_frames(computes)
+    computes.add_argument(
+        "--fits", action="store_true", help="only encoders whose batch fits the GPU"
     )
-    command.add_argument(
+    computes.add_argument(
         "--sort",
         metavar="COLUMN",
         help="layers, parameters, vox1-o, vox1-e, vox1-h, store, recompute, "
         "reconstruct, memory (in the default mode) or batch (the largest)",
     )
-    command.add_argument("--reverse", action="store_true", help="largest first")
+    computes.add_argument("--reverse", action="store_true", help="largest first")
     add_output(command)
 
 
@@ -76,29 +84,35 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         "memory",
         _memory,
         "break a training step's memory down, before and after",
-        "Activations, optimizer states, weights, gradients and others of a step that "
-        "stores activations with 32-bit states, and of one with the encoder's default mode, "
-        "or as planned for a GPU, and 8-bit states. Counted, no GPU is needed.",
+        "It lists activations, optimizer states, weights, gradients and others. Before: "
+        "all activations are stored, and states have 32 bits. After: the encoder's default "
+        "mode or a plan for a GPU, and 8-bit states. Memory is counted; no GPU is needed.",
+        [
+            " revnet57 resnet34",
+            " resnet34 --mode=plan --card=4GB",
+            " --plot=memory.png",
+        ],
     )
-    add_names(command)
-    add_batch(command, 64)
+    add_names(command.add_argument_group(READS))
+    computes = command.add_argument_group(COMPUTES)
+    add_batch(computes, 64)
     add_frames(
-        command,
+        computes,
         " (default: 200, 2 s; others than 200 and 600 take seconds, and --mode=plan "
         "refuses them)",
     )
-    command.add_argument(
+    computes.add_argument(
         "--mode",
-        help="after: store, recompute or reconstruct (default: reconstruct if the "
-        "encoder is reversible, else store), or plan: what blocks keep on --card, so that "
-        "the step is as fast as fits (seconds for each encoder)",
+        help="after: store, recompute, reconstruct or plan (default: reconstruct if the "
+        "encoder is reversible, else store). plan: the fastest step that fits --card, "
+        "seconds for each encoder",
     )
-    add_bits(command, "after")
-    command.add_argument(
-        "--card", metavar="SIZE", help=f"print whether it fits: {CARD_HELP}"
+    add_bits(computes, "bits of optimizer states after")
+    computes.add_argument(
+        "--card", metavar="SIZE", help=f"print whether it fits {CARD_HELP}"
     )
-    add_speed(command, "with --mode=plan, ")
-    command.add_argument(
+    add_speed(computes, "with --mode=plan, ")
+    computes.add_argument(
         "--stages",
         action="store_true",
         help="also by stages of the encoder: what each holds and works with (seconds "

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from speechbrain_rev.cli.options import OUTPUT, READS
 from speechbrain_rev.whole_files import check_file
 
 # Of weights and programs, which nobody means as a folder's name.
@@ -29,33 +30,38 @@ def _add_export(add: Callable[..., argparse.ArgumentParser]) -> None:
         "export",
         _export,
         "write a trained model as a folder or a graph for others",
-        "What OUT is called says as what. A folder: SpeechBrain's EncoderClassifier and "
-        "SpeakerRecognition load it, and SpeakerEmbedder.from_hparams without running "
-        "anything of it. Score a run of recipes/VoxCeleb/train.py first (extract.py, "
-        "score.py): error rates and AS-Norm's cohort go with it. A file that ends in .onnx or .pt2: "
-        "one graph from waveforms to embeddings, for onnxruntime or torch.export.load, "
-        "which is compared with PyTorch before it is written. Both are made of local "
-        "folders only. embed and verify take the folder from the Hugging Face Hub, too, "
-        "once it is uploaded as it is.",
+        "The ending of OUT decides. A folder is for SpeechBrain's EncoderClassifier and "
+        "SpeakerRecognition, and for SpeakerEmbedder.from_hparams, which runs nothing of "
+        "it. Score a run of recipes/VoxCeleb/train.py first (extract.py, score.py): its "
+        "error rates and AS-Norm's cohort are exported, too. A file that ends in .onnx or "
+        ".pt2 is one graph from waveforms to embeddings, for onnxruntime or "
+        "torch.export.load. It is compared with PyTorch before it is written. Both are "
+        "made of local folders only. embed and verify take the folder from the Hugging "
+        "Face Hub, too, once it is uploaded as it is.",
+        [
+            " results/df_revnet281/1986 my_model",
+            " results/df_revnet281/1986 model.onnx",
+        ],
     )
+    reads, output = (command.add_argument_group(title) for title in (READS, OUTPUT))
     run_help = (
         "output_folder of a training run (recipes/VoxCeleb/train.py, or SpeechBrain's own "
         "script); for a graph also what export or convert wrote"
     )
-    command.add_argument("run_folder", metavar="RUN", help=run_help)
+    reads.add_argument("run_folder", metavar="RUN_FOLDER", help=run_help)
     out_help = "folder to write, new or empty; or a file, MODEL.onnx or MODEL.pt2"
-    command.add_argument("out", metavar="OUT", help=out_help)
+    output.add_argument("out", metavar="OUT", help=out_help)
     labels_help = (
         "for a folder: the label_encoder.txt that numbers the training's speakers; default: "
-        "RUN/save/label_encoder.txt"
+        "RUN_FOLDER/save/label_encoder.txt"
     )
-    command.add_argument("--labels", metavar="FILE", help=labels_help)
+    reads.add_argument("--labels", metavar="FILE", help=labels_help)
     speeds_help = (
         "for a folder: how many classes the training made of each speaker, as speed "
-        "perturbation does, the speaker as recorded first; default: what RUN's "
-        "hyperparams.yaml says, or 1 where there are as many classes as speakers"
+        "perturbation does, the speaker as recorded first; default: as RUN_FOLDER's "
+        "hyperparams.yaml has it, or 1 where there are as many classes as speakers"
     )
-    command.add_argument("--speeds", metavar="N", type=int, help=speeds_help)
+    reads.add_argument("--speeds", metavar="N", type=int, help=speeds_help)
 
 
 def _export(parsed: argparse.Namespace) -> None:
@@ -80,7 +86,7 @@ def _export(parsed: argparse.Namespace) -> None:
     missing = export_run(
         parsed.run_folder, parsed.out, labels=parsed.labels, speeds=parsed.speeds
     )
-    print(f"{parsed.out}: README.md says what is in it and how it is loaded.")
+    print(f"{parsed.out}: its README.md lists what is in it and how it is loaded.")
     for words in missing:
         print(f"It lacks {words}.")
 
@@ -114,23 +120,29 @@ def _add_convert(add: Callable[..., argparse.ArgumentParser]) -> None:
         "with --back, avg_model.pt from such a folder. speechbrain: writes an exported "
         "model with .safetensors from one that has embedding_model.ckpt alone. Nothing of "
         "a file is executed, and nothing is overwritten.",
+        [
+            " wespeaker avg_model.pt my_model",
+            " wespeaker my_model avg_model.pt --back",
+            " speechbrain exported my_model",
+        ],
     )
-    command.add_argument(
+    reads, output = (command.add_argument_group(title) for title in (READS, OUTPUT))
+    reads.add_argument(
         "toolkit", choices=["wespeaker", "speechbrain"], help="who saved the weights"
     )
-    command.add_argument(
+    reads.add_argument(
         "source",
         metavar="FROM",
         help="avg_model.pt; an exported model's folder, or a file of weights in it; "
         "with --back a run folder",
     )
-    command.add_argument(
+    output.add_argument(
         "target", metavar="TO", help="a new folder, or with --back a new file"
     )
-    command.add_argument(
+    output.add_argument(
         "--back",
         action="store_true",
-        help="from a run folder to WeSpeaker's weights",
+        help="write WeSpeaker's weights, from a run folder",
     )
 
 

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 # Kinds of encoders are profiled side by side; there are about a dozen.
 _MOST_WORKERS = 4
 
+#: Groups of options in the help of each subcommand, in this order.
+READS, COMPUTES, OUTPUT = "what it reads", "what it computes", "output"
 #: What --card takes.
 CARD_HELP = (
-    "memory, e.g. 11GB or 10.5GiB, both in GiB (2**30 bytes), as GPUs are sold; or a name, "
-    "e.g. 'RTX 3090'"
+    "the GPU: its memory, e.g. 11GB or 10.5GiB, both in GiB (2**30 bytes), as GPUs are "
+    "sold; or its name, e.g. 'RTX 3090'"
 )
 
 
@@ -30,17 +32,19 @@ def workers_for(names: Sequence[str]) -> int:
     return 1 if names else min(os.cpu_count() or 1, _MOST_WORKERS)
 
 
-def add_names(command: argparse.ArgumentParser) -> None:
+def add_names(command: argparse._ActionsContainer) -> None:
     """Let a subcommand take names of encoders."""
     command.add_argument(
         "names", metavar="ENCODER", nargs="*", help="only these (default: all)"
     )
 
 
-def add_batch(command: argparse.ArgumentParser, default: int) -> None:
+def add_batch(command: argparse._ActionsContainer, default: int) -> None:
     """Let a subcommand take the utterances of a step."""
     command.add_argument(
         "--batch",
+        "--batch_size",
+        metavar="N",
         type=int,
         default=default,
         help=f"utterances of a step (default: {default})",
@@ -48,17 +52,21 @@ def add_batch(command: argparse.ArgumentParser, default: int) -> None:
 
 
 def add_frames(
-    command: argparse.ArgumentParser,
+    command: argparse._ActionsContainer,
     words: str = ": 200 (2 s, the default) or 600 (6 s)",
 ) -> None:
     """Let a subcommand take the length of utterances."""
     command.add_argument(
-        "--frames", type=int, default=200, help=f"of an utterance{words}"
+        "--frames",
+        metavar="N",
+        type=int,
+        default=200,
+        help=f"frames of an utterance{words}",
     )
 
 
 def add_bits(
-    command: argparse.ArgumentParser, words: str = "of the optimizer's states"
+    command: argparse._ActionsContainer, words: str = "bits of optimizer states"
 ) -> None:
     """Let a subcommand take bits of optimizer states."""
     command.add_argument(
@@ -75,7 +83,7 @@ def add_speed(command: argparse._ActionsContainer, where: str = "") -> None:
     command.add_argument(
         "--speed",
         metavar="SPEED.json",
-        help=f"{where}of the device, as calibrate wrote it (default: shares of the "
+        help=f"{where}the device's speed, as calibrate wrote it (default: shares of the "
         "listed peak figures of --card's GPU, or of the nearest in memory)",
     )
 
@@ -120,15 +128,17 @@ def speed_of(parsed: argparse.Namespace, gpu: Gpu) -> Speed:
         raise ValueError(f"--speed {path}: {error}") from error
 
 
-def add_output(command: argparse.ArgumentParser) -> None:
-    """Let a subcommand print JSON or draw a picture instead of its text."""
-    output = command.add_mutually_exclusive_group()
+def add_output(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Let a subcommand print JSON or draw a picture; give the group of such options."""
+    group = command.add_argument_group(OUTPUT)
+    output = group.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON, in bytes")
     output.add_argument(
         "--plot",
         metavar="FILE.png",
-        help="draw a picture instead: a name that ends in .png, .pdf or .svg",
+        help="draw a picture instead; the name ends in .png, .pdf or .svg",
     )
+    return group
 
 
 def show(

@@ -10,6 +10,9 @@ from functools import partial
 
 from speechbrain_rev.cli.options import (
     CARD_HELP,
+    COMPUTES,
+    OUTPUT,
+    READS,
     add_batch,
     add_bits,
     add_frames,
@@ -42,27 +45,29 @@ def _add_plan(add: Callable[..., argparse.ArgumentParser]) -> None:
         "plan",
         _plan,
         "plan what encoders keep on a GPU, so that they train as fast as fits",
-        "For each encoder: memory of a training step, its time, the largest batch, and "
-        "how many such GPUs make a total batch of 256. All 25 are predicted, within two "
-        "minutes; those that are named are counted, which takes up to a minute for a deep "
-        "one that hardly fits. No GPU is needed.",
+        "For each encoder it prints the memory and time of a training step, the largest "
+        "batch, and how many such GPUs make a total batch of 256. All 25 are predicted, "
+        "within two minutes. Encoders that are named are counted, which takes up to a "
+        "minute for a deep one that hardly fits. No GPU is needed.",
+        [" --card=11GB", " resnet152 --card='RTX 3090' --batch=64 --save=plan.json"],
     )
-    add_names(command)
-    card = command.add_mutually_exclusive_group(required=True)
+    reads = command.add_argument_group(READS)
+    add_names(reads)
+    card = reads.add_mutually_exclusive_group(required=True)
     card.add_argument("--card", metavar="SIZE", help=CARD_HELP)
     card.add_argument(
         "--device", help="cuda or cuda:N: what is free now on the GPU of this machine"
     )
-    add_batch(command, 128)
-    add_frames(command)
-    add_bits(command)
-    add_speed(command)
-    command.add_argument(
+    add_speed(reads)
+    computes = command.add_argument_group(COMPUTES)
+    add_batch(computes, 128)
+    add_frames(computes)
+    add_bits(computes)
+    add_output(command).add_argument(
         "--save",
         metavar="PLAN.json",
         help="write the plan of one encoder, for plan_file in its hyperparameters",
     )
-    add_output(command)
     command.set_defaults(
         less_memory="Name the encoders, which takes one process, and instead of --device "
         "the GPU's memory, for instance --card=11GB."
@@ -74,27 +79,30 @@ def _add_sweep(add: Callable[..., argparse.ArgumentParser]) -> None:
         "sweep",
         _sweep,
         "find the batch that trains the most utterances a second on a GPU",
-        "Each batch between two bounds has the fastest plan that fits; a larger one uses "
-        "a device better, and takes memory from its blocks. A batch takes a second or "
-        "two, with --device=cpu half a minute or more. No GPU is needed.",
+        "Each batch between two bounds gets the fastest plan that fits. A larger batch "
+        "uses a device better, and leaves less memory to its blocks. A batch takes a "
+        "second or two, with --device=cpu half a minute or more. No GPU is needed.",
+        [" revnet57 --card=11GB --batches=64:256:64", " resnet34 --card=4GB --json"],
     )
-    command.add_argument("name", metavar="ENCODER", help="e.g. revnet57")
-    command.add_argument("--card", metavar="SIZE", required=True, help=CARD_HELP)
-    command.add_argument(
-        "--batches",
-        metavar="FIRST:LAST[:STEP]",
-        default="16:256:16",
-        help="sizes to be tried (default: 16:256:16)",
-    )
-    add_frames(command)
-    add_bits(command)
-    times = command.add_mutually_exclusive_group()
+    reads = command.add_argument_group(READS)
+    reads.add_argument("name", metavar="ENCODER", help="e.g. revnet57")
+    reads.add_argument("--card", metavar="SIZE", required=True, help=CARD_HELP)
+    times = reads.add_mutually_exclusive_group()
     times.add_argument(
         "--device",
         help="cpu, cuda or cuda:N: take times there, of a shallow encoder at each batch "
         "(default: estimate them from counts of operations)",
     )
     add_speed(times)
+    computes = command.add_argument_group(COMPUTES)
+    computes.add_argument(
+        "--batches",
+        metavar="FIRST:LAST[:STEP]",
+        default="16:256:16",
+        help="sizes to be tried (default: 16:256:16)",
+    )
+    add_frames(computes)
+    add_bits(computes)
     add_output(command)
     command.set_defaults(
         less_memory="Give smaller --batches, or leave out --device, which estimates times."
@@ -108,10 +116,13 @@ def _add_calibrate(add: Callable[..., argparse.ArgumentParser]) -> None:
         "measure how fast a device trains, for --speed of plan, sweep and memory",
         "Blocks of all kinds are timed in all modes, and the speed that explains their "
         "times best is written. Two minutes or more on a CPU.",
+        [" speed.json --device=cuda"],
     )
-    command.add_argument("file", metavar="SPEED.json", help="where it is written")
-    command.add_argument(
+    command.add_argument_group(COMPUTES).add_argument(
         "--device", default="cpu", help="cpu (the default), cuda or cuda:N"
+    )
+    command.add_argument_group(OUTPUT).add_argument(
+        "file", metavar="SPEED.json", help="where it is written"
     )
     command.set_defaults(
         less_memory="End what else uses the device, or give another --device."

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from speechbrain_rev.cli.options import COMPUTES, OUTPUT, READS
 from speechbrain_rev.whole_files import check_file
 
 if TYPE_CHECKING:
@@ -23,12 +24,6 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     add : callable
         Takes a name, what runs it, a summary and details; gives the parser.
     """
-    run_help = (
-        "output_folder of a training run (recipes/VoxCeleb/train.py), what export or "
-        "convert wrote, or OWNER/MODEL on the Hugging Face Hub, unless a folder is called "
-        "that"
-    )
-    device_help = "cpu, cuda or cuda:N (default: the GPU if there is one)"
     command = add(
         "embed",
         _embed,
@@ -36,34 +31,42 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "Files may have any sample rate, and any length with --window. What --out has "
         "already from the same model and audio is kept, so that an interrupted command "
         "goes on where it was.",
+        [
+            " results/df_revnet281/1986 a.wav b.flac",
+            " my_model speech --out=embeddings.npz --bad_files=drop --window=10",
+        ],
     )
-    command.add_argument("run_folder", metavar="MODEL", help=run_help)
-    command.add_argument(
+    reads = _add_model(command)
+    reads.add_argument(
         "audio",
         metavar="AUDIO",
         nargs="+",
         help="audio files, and folders with such at any depth",
     )
-    command.add_argument(
+    _add_reading(reads)
+    reads.add_argument(
+        "--bad_files",
+        choices=("refuse", "drop"),
+        # skip is its earlier name.
+        type=lambda text: "drop" if text == "skip" else text,
+        default="refuse",
+        help="with --out, files that cannot be embedded: refuse (the default) makes the "
+        "command fail once all others are written; drop only lists them",
+    )
+    _add_computing(command)
+    output = command.add_argument_group(OUTPUT)
+    output.add_argument(
         "--out",
         metavar="EMBEDDINGS.npz",
         help="write names, embeddings, sources and the model's fingerprint, as .npz or "
-        ".parquet; names are relative to the folder if one is given; without it, a "
-        "summary is printed",
+        ".parquet; names are relative to the folder if one is given (default: print a "
+        "summary)",
     )
-    command.add_argument(
-        "--bad-files",
-        choices=("refuse", "skip"),
-        default="refuse",
-        help="with --out: whether files that cannot be embedded make the command fail "
-        "once all others are written (the default), or are only listed",
-    )
-    command.add_argument(
-        "--dry-run",
+    output.add_argument(
+        "--dry_run",
         action="store_true",
-        help="read headers only, and say how much there is and what is bad",
+        help="read headers only: print how much audio there is and which files are bad",
     )
-    _add_common(command, device_help)
     command.set_defaults(less_memory="Give --window, --device=cpu or shorter files.")
 
     command = add(
@@ -71,56 +74,85 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         _verify,
         "score whether two audio files have the same speaker",
         "The score is the cosine of the two embeddings, from -1 to 1, or AS-Norm's.",
+        [
+            " my_model a.wav b.flac",
+            " my_model a.wav b.flac --as_norm --threshold='vox1_o minDCF(0.01)'",
+        ],
     )
-    command.add_argument("run_folder", metavar="MODEL", help=run_help)
-    command.add_argument("first", metavar="A", help="audio file")
-    command.add_argument("second", metavar="B", help="audio file")
-    command.add_argument(
+    reads = _add_model(command)
+    reads.add_argument("first", metavar="A", help="audio file")
+    reads.add_argument("second", metavar="B", help="audio file")
+    _add_reading(reads)
+    computes = _add_computing(command)
+    computes.add_argument(
+        "--as_norm",
+        action="store_true",
+        help="normalise the score with the model's cohort",
+    )
+    computes.add_argument(
         "--threshold",
         metavar="SCORE|NAME",
         help="the score from which on they are one speaker's, or the name of one that "
         "the model has (default: the model's own, if it has one list of trials)",
     )
-    command.add_argument(
-        "--as-norm",
-        action="store_true",
-        help="normalise the score with the model's cohort",
-    )
-    _add_common(command, device_help)
     command.set_defaults(less_memory="Give --window, --device=cpu or shorter files.")
 
 
-def _add_common(command: argparse.ArgumentParser, device_help: str) -> None:
-    """Let a subcommand say which model embeds, and how."""
-    command.add_argument(
+def _add_model(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Let a subcommand name the model; give the group of what is read."""
+    reads = command.add_argument_group(READS)
+    reads.add_argument(
+        "run_folder",
+        metavar="MODEL",
+        help="output_folder of a training run (recipes/VoxCeleb/train.py), what export or "
+        "convert wrote, or OWNER/MODEL on the Hugging Face Hub, unless a folder is called "
+        "that",
+    )
+    return reads
+
+
+def _add_reading(reads: argparse._ArgumentGroup) -> None:
+    """Let a subcommand name the commit of a model and the channel of files."""
+    reads.add_argument(
         "--revision",
         metavar="COMMIT",
         help="of a model on the Hub: a commit, a branch or a tag (default: main); with a "
         "whole commit hash and the model in the cache, nothing is asked of the Hub",
     )
-    command.add_argument(
-        "--channels",
-        metavar="mean|N",
+    reads.add_argument(
+        "--channel",
+        dest="channels",
+        metavar="NUMBER|mix",
         type=_channels,
-        help="of files that have several: their mean, or the one of this number, counted "
-        "from 0 (default: such files are refused)",
+        help="what is read of several channels: the one of this number, counted from 0, "
+        "or the mean of all (default: such files are refused)",
     )
-    command.add_argument(
+    # Its earlier name.
+    reads.add_argument("--channels", type=_channels, help=argparse.SUPPRESS)
+
+
+def _add_computing(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Let a subcommand choose how it embeds; give the group of what is computed."""
+    computes = command.add_argument_group(COMPUTES)
+    computes.add_argument(
         "--window",
         metavar="SECONDS",
         type=float,
         help="average the embeddings of windows of this length where a file is longer",
     )
-    command.add_argument(
+    computes.add_argument(
         "--precision",
         default="fp32",
         help="fp32 (the default), bf16, or fp16 on a GPU",
     )
-    command.add_argument("--device", help=device_help)
+    computes.add_argument(
+        "--device", help="cpu, cuda or cuda:N (default: the GPU if there is one)"
+    )
+    return computes
 
 
 def _channels(text: str) -> Literal["mean"] | int:
-    if text == "mean":
+    if text in ("mix", "mean"):
         return "mean"
     # argparse reports what is neither, and names the option.
     return int(text)
@@ -133,7 +165,9 @@ def _embed(parsed: argparse.Namespace) -> None:
         check_file("--out", parsed.out)
         check_format(Path(parsed.out))
     elif parsed.bad_files != "refuse":
-        raise ValueError("--bad-files goes with --out, which says where the others go.")
+        raise ValueError(
+            "--bad_files goes with --out, which names the file of the others."
+        )
     from speechbrain_rev.inference.extraction import list_audio
 
     listing = list_audio(parsed.audio[0] if len(parsed.audio) == 1 else parsed.audio)

@@ -28,6 +28,8 @@ RUN_OPTIONS = (
     "skip_nonfinite_grads", "test_only", "tqdm_colored_bar",
 )
 # fmt: on
+#: Options of train.py itself, which takes them from its command line first.
+SCRIPT_OPTIONS = ("dry_run", "self_test")
 
 
 def refuse_swallowed_keys(root: Value) -> None:
@@ -137,8 +139,9 @@ def parse_arguments(
             overrides[name] = given[0]
         elif name in run_options:
             run_arguments += [option, *values]
+        elif run_options and name in SCRIPT_OPTIONS:
+            raise ValueError(f"{COMMAND_LINE}: --{name} takes no value: leave it out.")
         else:
-            raise ValueError(
-                f"{COMMAND_LINE}: {unknown_key(name, [*keys, *run_options])}"
-            )
+            known = [*keys, *run_options, *(SCRIPT_OPTIONS if run_options else ())]
+            raise ValueError(f"{COMMAND_LINE}: {unknown_key(name, known)}")
     return overrides, tuple(run_arguments)

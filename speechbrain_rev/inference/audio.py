@@ -66,8 +66,8 @@ def check_channels(count: int, channels: Channels, what: str) -> None:
     if count > 1 and channels is None:
         raise ValueError(
             f"{what} has {count} channels, and which of them counts is not guessed. Give "
-            'channels="mean" (--channels=mean) to average them, or channels=0 '
-            "(--channels=0) to take the first. (An array of two dimensions is one "
+            'channels="mean" (--channel=mix) to average them, or channels=0 '
+            "(--channel=0) to take the first. (An array of two dimensions is one "
             "utterance, [channels, samples]; for one utterance in each row give "
             "list(batch).)"
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -316,7 +316,7 @@ def _archive(
 
 
 #: What to do with files that cannot be embedded, once all others have been.
-BadFiles: TypeAlias = Literal["refuse", "skip"]
+BadFiles: TypeAlias = Literal["refuse", "drop", "skip"]
 
 # Bad files that are listed with the reason, and by name alone.
 _SHOWN, _NAMED = 10, 100
@@ -509,9 +509,10 @@ def embed_folder(
         With a fingerprint, as ``from_run`` and ``from_hparams`` give it.
     channels, window
         As of ``SpeakerEmbedder.embed``.
-    bad_files : {"refuse", "skip"}
+    bad_files : {"refuse", "drop"}
         Whether files that cannot be embedded are an error, once all others have been
-        embedded and saved, or are listed in the result alone.
+        embedded and saved, or are listed in the result alone; "skip" is an earlier name
+        of "drop".
 
     Returns
     -------
@@ -524,8 +525,8 @@ def embed_folder(
         If there is no audio; if files cannot be embedded, all of them at once; or if
         ``out`` is there and of another model.
     """
-    if bad_files not in ("refuse", "skip"):
-        raise ValueError(f"bad_files takes refuse or skip, not {bad_files!r}.")
+    if bad_files not in get_args(BadFiles):
+        raise ValueError(f"bad_files takes refuse or drop, not {bad_files!r}.")
     path = Path(out)
     check_format(path)
     check_own(path, embedder.fingerprint)
@@ -545,8 +546,8 @@ def embed_folder(
     if bad and bad_files == "refuse" and not refused:
         refused = (
             f"{describe_bad(bad)} The other {len(archive.names)} are in {path}. Mend or remove "
-            'these and call again, which embeds them alone, or give bad_files="skip" '
-            "(--bad-files=skip)."
+            'these and call again, which embeds them alone, or give bad_files="drop" '
+            "(--bad_files=drop)."
         )
     if refused:
         raise ValueError(refused)

@@ -185,7 +185,7 @@ def _read_cohort(folder: Path) -> Cohort:
                 remedy = (
                     "recipes/VoxCeleb/extract.py makes it of runs of "
                     "recipes/VoxCeleb/train.py alone: score without a cohort (without "
-                    "--as-norm), or make a Cohort of embeddings of your training speech."
+                    "--as_norm), or make a Cohort of embeddings of your training speech."
                 )
             raise FileNotFoundError(f"{folder} has no {EMBEDDINGS}. {remedy}")
         return cohort
@@ -194,7 +194,7 @@ def _read_cohort(folder: Path) -> Cohort:
         raise FileNotFoundError(
             f"{folder} has no {COHORT}: its run had no {EMBEDDINGS} when it was exported. "
             "If that is a run of recipes/VoxCeleb/train.py, run recipes/VoxCeleb/extract.py "
-            "on it and export it again; else score without a cohort (without --as-norm)."
+            "on it and export it again; else score without a cohort (without --as_norm)."
         )
     content = read_summed(folder, COHORT, _MAX_COHORT_BYTES)
     try:

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from speechbrain_rev.catalog import ModelsReport, Training, plans, select, steps
 from speechbrain_rev.catalog.breakdown import before_and_after
 from speechbrain_rev.catalog.plans import plan_encoders, sweep_encoder
 from speechbrain_rev.catalog.render import BreakdownReport, PlansReport, SweepReport
+from speechbrain_rev.cli.command import _parser
+from speechbrain_rev.cli.options import COMPUTES, OUTPUT, READS
 from speechbrain_rev.data.packing import Packing
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import EmbeddingArchive, SpeakerEmbedder, export_run
@@ -131,7 +134,54 @@ class TestCommand:
         with pytest.raises(SystemExit) as done:
             cli.main([command, "--help"])
         assert done.value.code == 0
-        assert len(capsys.readouterr().out.splitlines()) > 4
+        text = capsys.readouterr().out
+        titles = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+        if command == "env":
+            assert titles == ["options", "examples"]
+        else:
+            assert {READS, COMPUTES, OUTPUT} & set(titles)
+            assert (titles[0], titles[-1]) == ("options", "examples")
+
+    def test_every_command_has_examples_that_it_takes(self):
+        (choices,) = _parser()._subparsers._group_actions
+        assert set(choices.choices) == set(COMMANDS)
+        for name, command in choices.choices.items():
+            assert command.examples
+            for example in command.examples:
+                words = shlex.split(example.partition(" > ")[0])
+                assert words[:2] == ["speechbrain-rev", name]
+                assert _parser().parse_args(words[1:]).run
+
+    @pytest.mark.parametrize(
+        ("arguments", "usage", "message"),
+        [
+            ("modles", "", "invalid choice: 'modles' (choose from "),
+            ("modles", "", "). Did you mean models?"),
+            ("plan --crad=11GB", "plan ", "is required. Did you mean --card?"),
+            ("models --sorted x", "models ", "--sorted x. Did you mean --sort?"),
+            ("embed m a.wav --bad_flies=skip", "embed ", ". Did you mean --bad_files?"),
+            ("embed m a.wav --bad_files=drops", "embed ", "'drops' (choose from "),
+            ("embed m a.wav --bad_files=drops", "embed ", ". Did you mean drop?"),
+            ("convert wespaeker a b", "convert ", ". Did you mean wespeaker?"),
+            ("models --zzz", "models ", "unrecognized arguments: --zzz\n"),
+        ],
+    )
+    def test_what_is_misspelt_is_suggested(self, arguments, usage, message, capsys):
+        with pytest.raises(SystemExit) as done:
+            cli.main(arguments.split())
+        assert done.value.code == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"usage: speechbrain-rev {usage}")
+        assert message in err
+
+    def test_a_setting_and_its_option_have_one_name_and_earlier_names_are_taken(self):
+        parse = _parser().parse_args
+        assert parse(["models", "--batch_size=7"]).batch == 7
+        assert parse(["data", ".", "--picture=a.png"]).plot == "a.png"
+        given = parse(["embed", "m", "a.wav", "--bad-files=skip", "--channels=mean"])
+        assert given == parse(
+            ["embed", "m", "a.wav", "--bad_files=drop", "--channel=mix"]
+        )
 
     @pytest.mark.parametrize(
         "arguments",
@@ -391,7 +441,7 @@ MISTAKES = {
     "calibrate speed.json --device=tpu": "takes cpu, cuda, or cuda:N",
     "embed nowhere a.wav": "no folder nowhere",
     "embed run a.wav --out=embeddings.txt": "ends in .npz or .parquet, not embeddings.txt",
-    "embed run a.wav --bad-files=skip": "--bad-files goes with --out",
+    "embed run a.wav --bad-files=drop": "--bad_files goes with --out",
     **{f"{EMBED} {given}": words for given, words in {
         "--window=0.1": "a window of 0.1 s is no utterance",
         "--precision=fp16": "fp16 is for GPUs",
@@ -404,7 +454,7 @@ MISTAKES = {
     }.items()},
     **{f"{VERIFY} {given}": words for given, words in {
         "--threshold=vox1_o": "there is no threshold 'vox1_o'",
-        "--as-norm": "has no embeddings/cohort.npz",
+        "--as_norm": "has no embeddings/cohort.npz",
         "--device=gpu": "device takes cpu, cuda, or cuda:N for the GPU of number N",
         "--device=mps": "not mps",
         "--device=cuda:99": "device cuda:99 is not there",
@@ -413,7 +463,7 @@ MISTAKES = {
     "data x.raw": "x.raw is no list that is known.",
     "data . --speaker_from=(": "speaker_from takes a level, or a regular expression",
     "data . --short=cut": "short takes repeat, pad or drop, not cut",
-    "data . --picture=p.jpg": "--picture takes a name that ends in .png",
+    "data . --plot=p.jpg": "--plot takes a name that ends in .png",
     **{f"convert wespeaker {given}": words for given, words in {
         "none.pt model": "There is no file none.pt. Give the avg_model.pt",
         f"{TRAIN} model": "train.yaml is not loaded: it is no zip archive",
@@ -494,8 +544,8 @@ class TestEmbed:
         arguments.append(f"--out={out}")
         assert cli.main(arguments) == 2
         assert "The other 2 are in" in capsys.readouterr().err
-        assert "two.wav has 2 channels" in printed(*arguments, "--bad-files=skip")
-        assert "embeddings [3, 16]" in printed(*arguments, "--channels=mean")
+        assert "two.wav has 2 channels" in printed(*arguments, "--bad-files=drop")
+        assert "embeddings [3, 16]" in printed(*arguments, "--channel=mix")
 
     def test_a_folder_in_a_packed_one_is_embedded_as_a_folder(self, tmp_path, printed):
         packed, out = tmp_path / "c.packed", tmp_path / "o.npz"
@@ -572,7 +622,7 @@ class TestData:
         self, speech, tmp_path, printed
     ):
         picture = tmp_path / "lengths.png"
-        text = printed("data", str(speech), f"--picture={picture}")
+        text = printed("data", str(speech), f"--plot={picture}")
         assert text.startswith("Understood as VoxCeleb: 25 utterances of 7 speakers")
         assert "speakers with one utterance  1, such as id9\n" in text
         assert picture.read_bytes().startswith(b"\x89PNG")

@@ -34,6 +34,7 @@ def test_both_spellings_are_one_option_and_values_stay(given, value):
     [
         ("--top-n=5 --bad_files=a", "not allowed with argument"),
         ("--bad-flies=a --top-m 5", "unrecognized arguments: --bad-flies=a --top-m"),
+        ("--bad-flies=a --top-m 5", "--top-m. Did you mean --bad-files and --top_n?"),
         ("--bad-files=--", "argument --bad-files: expected one argument, not --"),
         ("--bad_files=--", "argument --bad-files: expected one argument, not --"),
     ],
@@ -55,4 +56,4 @@ def test_every_subcommand_takes_both():
             for sign in "-_":
                 other = f"--{name[2:].replace('-', sign).replace('_', sign)}"
                 assert command._as_added(other) == name
-    assert {"--dry-run", "--bad-files", "--optimizer_bits"} <= set(several)
+    assert {"--dry_run", "--bad_files", "--optimizer_bits"} <= set(several)

@@ -61,6 +61,8 @@ def test_run_options_pass_unchanged_and_in_order_and_keys_win_over_them():
     [
         ("--lrr=1", "unknown key 'lrr'. Did you mean lr?"),
         ("--prec=fp16", "unknown key 'prec'."),
+        ("--dryrun", "unknown key 'dryrun'. Did you mean dry_run?"),
+        ("--dry_run=true", "--dry_run takes no value"),
         ("--compile", "unknown key 'compile'. It is a run option"),
         ("--lr", "--lr takes one value, not none"),
         ("--lr=", "--lr takes one value, not none"),

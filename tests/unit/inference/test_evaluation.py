@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from collections import Counter
@@ -436,6 +437,16 @@ def test_a_run_s_lists_are_scored_with_its_speakers_at_their_own_speed(
     assert "as given" in capsys.readouterr().out
     with pytest.raises(ValueError, match="top_n is 1, but the cohort has"):
         score_run(embedded, cohort_top_n=1)
+
+
+@pytest.mark.parametrize("script", ["extract", "score"])
+def test_the_help_of_a_script_has_examples_that_it_takes(script):
+    parser = recipe(script).command_line()
+    assert len(parser.examples) >= 2
+    for example in parser.examples:
+        words = shlex.split(example)
+        assert words[:2] == ["python", f"recipes/VoxCeleb/{script}.py"]
+        parser.parse_args(words[2:])
 
 
 def test_what_is_missing_of_a_run_is_named(run, tmp_path, capsys):
