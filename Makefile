@@ -28,7 +28,7 @@ PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal
 test: $(INSTALLED)
 	$(PYTEST) -m "not slow and not gpu"
 
-## check: lint, format, types, import rules, spelling
+## check: lint, format, types, import rules, spelling, words
 check: $(INSTALLED)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -36,6 +36,7 @@ check: $(INSTALLED)
 	$(RUN) -m mypy recipes/demo  # whose run.py has the name of the study's
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell
+	$(RUN) -m tests.docs.words
 	$(RUN) -m yamllint -d '{extends: relaxed, rules: {line-length: {max: 100}}}' hparams
 
 ## sample: one case of each slow test, drawn by SEED, which is the commit

@@ -116,10 +116,10 @@ def _add_convert(add: Callable[..., argparse.ArgumentParser]) -> None:
         "convert",
         _convert,
         "make a model's folder of weights that others saved with torch",
-        "wespeaker: writes a folder for embed and verify from avg_model.pt of a ResNet; "
-        "with --back, avg_model.pt from such a folder. speechbrain: writes an exported "
-        "model with .safetensors from one that has embedding_model.ckpt alone. Nothing of "
-        "a file is executed, and nothing is overwritten.",
+        "convert wespeaker makes a folder for embed and verify of the avg_model.pt of a "
+        "ResNet; with --back, avg_model.pt of such a folder. convert speechbrain makes an "
+        "exported model with .safetensors of one that has embedding_model.ckpt alone. "
+        "Nothing of a file is executed, and nothing is overwritten.",
         [
             " wespeaker avg_model.pt my_model",
             " wespeaker my_model avg_model.pt --back",

@@ -262,7 +262,7 @@ def test_a_folder_becomes_rows_by_names_relative_to_it(
     assert again.model.seen == 1
     # Audio that went bad has no row of what it was.
     write_audio(folder / "b/1.wav", np.zeros(8000, np.float32))
-    embed_folder(folder, out, counting(), bad_files="skip")
+    embed_folder(folder, out, counting(), bad_files="drop")
     assert "b/1.wav" not in EmbeddingArchive.load(out).names
 
 
@@ -321,7 +321,7 @@ def test_bad_files_are_listed_all_at_once_and_lose_no_others(
         assert why in line
     assert f"The other 4 are in {out}" in str(error.value)
     assert EmbeddingArchive.load(out).names == tuple(NAMES)
-    result = embed_folder(folder, out, again, window=window, bad_files="skip")
+    result = embed_folder(folder, out, again, window=window, bad_files="drop")
     assert again.model.seen == 0
     assert (result.archive.names, set(result.bad)) == (tuple(NAMES), set(bad))
     seconds, foreseen = look_through(list_audio(folder), window=window)
@@ -331,7 +331,7 @@ def test_bad_files_are_listed_all_at_once_and_lose_no_others(
     with pytest.raises(ValueError, match=r"silent\.wav is silent"):
         embed_into(out, counting(), {"b": silent}, window=window)
     # Where no file is left, nothing is written.
-    for how in ("refuse", "skip"):
+    for how in ("refuse", "drop", "skip"):
         with pytest.raises(ValueError, match=r"(?s)1 files cannot.*silent"):
             embed_folder([silent], out.with_name("new.npz"), counting(), bad_files=how)
     assert not out.with_name("new.npz").exists()
@@ -349,7 +349,7 @@ class Diverged(torch.nn.Module):
         ({"window": 0.25}, Diverged, "diverged"),
         ({"channels": "left"}, FirstSamples, "channels takes .*but is 'left'"),
         ({"window": 0.1}, FirstSamples, "window of 0.1 s is no"),
-        ({"bad_files": "drop"}, FirstSamples, "refuse or skip, not 'drop'"),
+        ({"bad_files": "keep"}, FirstSamples, "refuse or drop, not 'keep'"),
     ],
 )
 def test_mistakes_are_not_taken_for_bad_audio(
@@ -366,7 +366,7 @@ def test_mistakes_are_not_taken_for_bad_audio(
 def test_names_not_in_utf_8_and_very_many_are_listed(folder, out, counting):
     (folder / os.fsdecode(b"\xff.wav")).write_text("no audio")
     (folder / os.fsdecode(b"b.\xff")).touch()
-    result = embed_folder(folder, out, counting(), bad_files="skip")
+    result = embed_folder(folder, out, counting(), bad_files="drop")
     assert result.archive.names == tuple(NAMES)
     assert "1 .\\udcff" in list_audio(folder).passed_over()
     many = result.bad | {f"{i:06}.wav": "it is silent" for i in range(2000)}

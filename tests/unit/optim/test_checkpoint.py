@@ -21,7 +21,7 @@ from tests.unit.optim.steps import (
 
 #: Half the widest step between codes, in [0.1, 1]; float32 rounds quotients and products.
 HALF_STEP = {1: 0.45 / 64 + 2 * 2**-24, 2: 0.45 / 128 + 2 * 2**-24}
-STATELESS = "it is of sgd at 8 bit, but has no dict of states"
+STATELESS = "names sgd at 8 bit, but has no dict of states"
 FOREIGN = "not written by an optimizer of speechbrain_rev"
 each_way = pytest.mark.parametrize(("old_bits", "new_bits"), [(8, 32), (32, 8)])
 
