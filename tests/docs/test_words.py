@@ -16,7 +16,8 @@ training takes.
 cards = {"card": card}  # of all cards
 raise ValueError(
     f"No room for {card + rooms} states "
-    "of 8 bit; give --card or ``card``"
+    "of 8 bit; give --card or ``card``, or a training "
+    "run"
 )
 '''
 PAGE = """\

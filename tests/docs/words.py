@@ -74,7 +74,12 @@ _NOT_IN_PAGES = (
     re.compile(r"<!--.*?-->", re.DOTALL),
     re.compile(r"\]\([^)]*\)"),
 )
-_TEXTS = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
+_TEXTS = (tokenize.COMMENT, tokenize.STRING)
+#: Of texts with values, from Python 3.12 on: what is between values, and the quotes.
+_PIECE, _QUOTES = (
+    [getattr(tokenize, f"FSTRING_{name}", -1) for name in names]
+    for names in (["MIDDLE"], ["START", "END"])
+)
 _LAYOUT = {
     tokenize.NL,
     tokenize.NEWLINE,
@@ -106,10 +111,17 @@ def of_yaml(text: str) -> str:
 def of_python(text: str) -> str:
     """Keep the comments and texts of a Python file where they are, and blank the rest."""
     lines = [[" "] * len(line) for line in text.splitlines()]
+    before = tokenize.NL
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in _LAYOUT:
             continue
-        kept = _text_of(token.string) if token.type in _TEXTS else "·"
+        goes_on = before == tokenize.STRING or before in _QUOTES
+        before = token.type
+        if token.type in _QUOTES:
+            continue
+        kept = token.string if token.type in _PIECE else "·"
+        if token.type in _TEXTS:
+            kept = _text_of(token.string, goes_on)
         row, column = token.start
         for number, part in enumerate(kept.splitlines()):
             start = column if number == 0 else 0
@@ -117,14 +129,14 @@ def of_python(text: str) -> str:
     return "\n".join(map("".join, lines))
 
 
-def _text_of(literal: str) -> str:
+def _text_of(literal: str, goes_on: bool) -> str:
     """Give the words of a comment or text, spaces for what surrounds them."""
     start = re.match(r"#:?|\w{0,2}(?:\"\"\"|'''|[\"'])|", literal)
     assert start is not None
     if "f" in start[0].lower():
         literal = re.sub(r"\{[^{}]*\}", _blank, literal)
     words = literal[start.end() :]
-    if not re.search(r"\s", words.strip()):
+    if not (goes_on or re.search(r"\s", words.strip())):
         return "·"  # a key, a name or a path
     for form in _NOT_IN_DOCSTRINGS:
         words = form.sub(_blank, words)
