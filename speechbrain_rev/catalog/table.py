@@ -290,7 +290,7 @@ class Training:
             )
         if self.optimizer_bits not in _STATE_BYTES:
             raise ValueError(
-                f"States of an optimizer have 8 or 32 bit, not {self.optimizer_bits}."
+                f"States of an optimizer have 8 or 32 bits, not {self.optimizer_bits}."
             )
 
     def at(self, batch: int) -> Training:

@@ -91,7 +91,7 @@ class _Named(torch.optim.Optimizer):
         ------
         ValueError
             If a parameter is there already, an option is unknown or cannot be honoured,
-            or weights are not float32 at 8 bit.
+            or weights are not float32 at 8 bits.
         """
         own = honoured(self._name, self._bits)
         for key in param_group:
@@ -310,15 +310,15 @@ class SGD(_Named):
     lr : float
         Learning rate.
     momentum : float
-        From 0 to below 1; above 0 at 8 bit.
+        From 0 to below 1; above 0 at 8 bits.
     weight_decay : float
         An L2 penalty.
     nesterov : bool
         Whether the momentum looks one step ahead.
     dampening : float
-        At 32 bit only.
+        At 32 bits only.
     decoupled_decay : bool
-        At 8 bit only: weights shrink before the update, as in AdamW.
+        At 8 bits only: weights shrink before the update, as in AdamW.
     keep_32bit, block, pack_small, backend
         How states are stored and who computes, see :func:`build_optimizer`.
 
@@ -400,7 +400,7 @@ class Adam(_AdamLike):
     weight_decay : float
         An L2 penalty.
     amsgrad : bool
-        At 32 bit only.
+        At 32 bits only.
     keep_32bit, block, pack_small, backend
         How states are stored and who computes, see :func:`build_optimizer`.
 
@@ -446,7 +446,7 @@ class AdamW(_AdamLike):
         Decoupled: weights shrink by it before the update. The default is 0, that of
         ``torch.optim.AdamW`` 0.01.
     amsgrad : bool
-        At 32 bit only.
+        At 32 bits only.
     keep_32bit, block, pack_small, backend
         How states are stored and who computes, see :func:`build_optimizer`.
 
@@ -497,7 +497,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build an :class:`SGD`, :class:`Adam` or :class:`AdamW` by its name.
 
-    At 32 bit, torch's own optimizer computes; it is the baseline. At 8 bit, a step over
+    At 32 bits, torch's own optimizer computes; it is the baseline. At 8 bits, a step over
     all tensors takes at most ten launches of a GPU, with the arithmetic of torch's.
     Options that would be ignored are refused.
 
@@ -513,7 +513,7 @@ def build_optimizer(
     lr : float
         Learning rate.
     momentum : float
-        Of SGD, from 0 to below 1; above 0 at 8 bit. Adam and AdamW take ``betas``
+        Of SGD, from 0 to below 1; above 0 at 8 bits. Adam and AdamW take ``betas``
         instead, so that one block of YAML serves all three.
     weight_decay : float
         An L2 penalty in SGD and in Adam, decoupled in AdamW.
@@ -524,27 +524,27 @@ def build_optimizer(
     nesterov : bool
         Of SGD.
     dampening : float
-        Of SGD, at 32 bit only.
+        Of SGD, at 32 bits only.
     decoupled_decay : bool
-        Of SGD, at 8 bit only: weights shrink before the update, as in AdamW.
+        Of SGD, at 8 bits only: weights shrink before the update, as in AdamW.
     amsgrad : bool
-        Of Adam and AdamW, at 32 bit only.
+        Of Adam and AdamW, at 32 bits only.
     keep_32bit : torch.nn.Module, torch.Tensor, or iterable of these
-        Whose states stay at 32 bit, for instance a classifier's. Tensors of fewer than
+        Whose states stay at 32 bits, for instance a classifier's. Tensors of fewer than
         4096 elements always do, unless ``pack_small`` is set.
     block : {256, 2048}
-        Values that share a scale at 8 bit. The paper's blocks have 2048.
+        Values that share a scale at 8 bits. The paper's blocks have 2048.
     pack_small : bool
         Whether tensors of fewer than 4096 elements have 8-bit states in shared blocks.
     backend : {"native", "bitsandbytes"}
-        Who computes at 8 bit. bitsandbytes takes several launches for each tensor, waits
+        Who computes at 8 bits. bitsandbytes takes several launches for each tensor, waits
         for the device once a step, and on a CPU loses values under 3e-5 of their
         block's largest. States and checkpoints are the same.
 
     Returns
     -------
     SGD, Adam or AdamW
-        Weights in any dense memory format are updated where they lie. At 32 bit it is an
+        Weights in any dense memory format are updated where they lie. At 32 bits it is an
         instance of torch's class as well. Its checkpoints are refused by an optimizer of
         other bits, another form of states or another class.
 
@@ -553,7 +553,7 @@ def build_optimizer(
     ValueError
         If a name or value is not among those above, if an option is given that the
         optimizer cannot honour, or if a parameter is given twice, is not float32 at
-        8 bit, or is to be kept at 32 bit but not among ``params``.
+        8 bits, or is to be kept at 32 bits but not among ``params``.
     ImportError
         If bitsandbytes is asked for and cannot be imported.
 
@@ -566,9 +566,9 @@ def build_optimizer(
     A second moment that 8 bits would round to zero takes the least value above zero.
     Otherwise Adam would divide by ``eps`` alone.
 
-    At 8 bit a step with a gradient that is not finite changes nothing, neither weights
+    At 8 bits a step with a gradient that is not finite changes nothing, neither weights
     nor states nor the count of steps, and waits for nothing;
-    ``optimizer.skipped_steps`` counts such steps. At 32 bit moments become NaN, as torch's do.
+    ``optimizer.skipped_steps`` counts such steps. At 32 bits moments become NaN, as torch's do.
     ``torch.amp.GradScaler`` hands its own verdict over without waiting, too.
 
     Example

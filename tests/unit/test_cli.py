@@ -421,7 +421,7 @@ MISTAKES = {
     f"{PLANNED} --speed={__file__}": "no speed of a device",
     f"{PLANNED} --speed=missing.json": "--speed: missing.json is no file. Write it by `spe",
     f"{PLANNED} --frames=300": "200 and 600 frames, not of 300. Give one of these: what fi",
-    f"{PLANNED} --optimizer_bits=4": "or 32 bit, not 4",
+    f"{PLANNED} --optimizer_bits=4": "or 32 bits, not 4",
     "memory resnet34 --mode=plan --card=2GB --batch=100": "What helps: a batch of ",
     "plan resnet34 --card=infGB": "11000000000B, not infGB",
     "plan resnet34 --card=0.1GB": "but the budget is 102.4 MiB (107374182 bytes). It lacks ",

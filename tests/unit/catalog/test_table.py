@@ -133,7 +133,7 @@ def test_a_peak_is_safe_between_the_counts_of_any_step(moments, batch):
         ({"batch": 0}, "from 1 to 1000000 utterances, not 0"),
         ({"batch": 10**400}, "from 1 to 1000000 utterances"),
         ({"frames": 300}, "200 and 600 frames, not of 300"),
-        ({"optimizer_bits": 16}, "8 or 32 bit, not 16"),
+        ({"optimizer_bits": 16}, "8 or 32 bits, not 16"),
     ],
 )
 def test_a_training_run_that_was_not_counted_is_refused(wrong, message):
