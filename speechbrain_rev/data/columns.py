@@ -166,7 +166,7 @@ def save_columns(
     columns : mapping of str to TextColumn or numpy.ndarray
         By name.
     about : mapping of str to str
-        What else is to be said of them.
+        What else is known of them.
 
     Raises
     ------
@@ -208,7 +208,7 @@ def map_columns(
     columns : dict of str to TextColumn or numpy.ndarray
         By name. They are read where they are touched.
     about : dict of str to str
-        What else was said of them.
+        What else is known of them.
 
     Raises
     ------

@@ -348,7 +348,7 @@ class JoinedCorpus(Corpus):
 
 
 def _apart(folders: Sequence[str]) -> list[str]:
-    """Name folders and lists by their last parts, as many as tell them apart."""
+    """Name folders and lists by their last parts, as many as distinguish them."""
     paths = [Path(os.path.abspath(folder)) for folder in folders]
     # A folder that is packed, and a list, is called as without its ending.
     for called in (_stem, lambda path: path.name):
@@ -358,7 +358,7 @@ def _apart(folders: Sequence[str]) -> list[str]:
             if len(set(names)) == len(names):
                 return names
     raise ValueError(
-        f"data_folder has {', '.join(folders)}, which names do not tell apart. Rename one."
+        f"data_folder has {', '.join(folders)}, which have the same name. Rename one."
     )
 
 
@@ -429,8 +429,8 @@ def open_corpus(
     ----------
     folder : str, Path or sequence of them
         As given by the user: of audio, of a list, or packed; or a list. Of several, names
-        and speakers begin with the folder's name, or with as much of its path as tells
-        them apart.
+        and speakers begin with the folder's name, or with as much of its path as
+        distinguishes them.
     option : str
         What it is given as.
     any_extension : bool
@@ -518,7 +518,7 @@ def refuse_lists(folder: str | Path) -> None:
     Raises
     ------
     ValueError
-        If a layout recognises it in which names of files do not tell the speaker.
+        If a layout recognises it in which names of files do not hold the speaker.
     """
     for name, layout in CORPORA.items():
         if not layout.speakers_in_names and layout.find(

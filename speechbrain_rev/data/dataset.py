@@ -456,5 +456,5 @@ def valid_loader(hparams: Mapping[str, Any], trials: Trials) -> DataLoader[Any]:
 
 
 def _treatment(hparams: Mapping[str, Any]) -> dict[str, Any]:
-    """Select what is done to other rates and channels; earlier files do not say it."""
+    """Select what is done to other rates and channels; earlier files do not have it."""
     return {name: hparams[name] for name in ("resample", "channel") if name in hparams}

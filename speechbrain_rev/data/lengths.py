@@ -30,7 +30,7 @@ from .shards import OpenMember, find_member
 logger = logging.getLogger(__name__)
 
 #: Formats of libsndfile of which it is known whether they are whole; others (VOC, IRCAM,
-#: MAT, ...) do not say it, or hold no speech.
+#: MAT, ...) do not show it, or hold no speech.
 FORMATS = (
     "WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "NIST", "FLAC", "OGG", "MP3",
 )  # fmt: skip

@@ -54,7 +54,7 @@ class M4aFile:
         #: Samples per second, and the number of channels.
         self.sample_rate = int(self._stream.rate)
         self.channels = int(self._stream.channels)
-        #: Samples by its header, None if it does not say it.
+        #: Samples by its header, None if it has none.
         self.said: int | None = None
         if self._stream.duration:
             seconds = self._stream.duration * self._stream.time_base

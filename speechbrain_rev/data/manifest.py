@@ -153,7 +153,7 @@ class Manifest(Rows[Utterance]):
         path : str or Path
             The file.
         about : dict of str to str
-            What else is to be said of them.
+            What else is known of them.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class Manifest(Rows[Utterance]):
         manifest : Manifest
             Whose rows are read where they are touched.
         about : dict of str to str
-            What else was said of them.
+            What else is known of them.
 
         Raises
         ------

@@ -237,9 +237,9 @@ def look_at(settings: DataSettings) -> Overview:
     refused = ""
     if account.problems and settings.bad_files == "refuse":
         refused = (
-            f"{len(account.problems)} of {account.looked_at()} files cannot be used, and a "
-            f"training refuses them: {kinds_of(account.problems)}. Mend them, or give "
-            "--bad_files=drop here and in training."
+            f"{len(account.problems)} of {account.looked_at()} files cannot be used, and "
+            f"train.py refuses them: {kinds_of(account.problems)}. Mend them, or give "
+            "--bad_files=drop here and to train.py."
         )
     else:
         try:

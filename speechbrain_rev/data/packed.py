@@ -82,7 +82,7 @@ class PackedAudio:
                 f"{index} is damaged: {error}. Delete {folder} and pack anew."
             ) from error
         status = index.stat()
-        #: Tells apart what was read and what may be packed there later.
+        #: Distinguishes what was read from what may be packed there later.
         self.stamp = f"{status.st_size}|{status.st_mtime_ns}"
         wanted = count * SAMPLE_BYTES
         if samples.stat().st_size != wanted:

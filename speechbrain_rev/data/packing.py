@@ -164,8 +164,8 @@ class Packing:
         name : str
             Relative to the source.
         wav : torch.Tensor, [samples]
-            Finite. Samples of 16 bit come back to the bit; of others the largest is made
-            one of 16 bit.
+            Finite. 16-bit samples come back to the bit; of others the largest is made
+            a 16-bit one.
 
         Raises
         ------
@@ -286,9 +286,7 @@ class Packing:
         return kept
 
     def _named(self) -> contextlib.AbstractContextManager[None]:
-        advice = (
-            "Make room, or mend what is wrong; the same command goes on where it was."
-        )
+        advice = "Free some space, or mend what is wrong; the same command goes on where it was."
         return naming(self.folder, advice)
 
 
@@ -316,7 +314,7 @@ def _check_row(row: object) -> None:
 def _as_integers(
     wav: NDArray[np.float32], name: str
 ) -> tuple[NDArray[np.int16], float]:
-    """Give samples as integers of 16 bit, and what one of them is worth."""
+    """Give samples as 16-bit integers, and what one of them is worth."""
     if not np.isfinite(wav).all():
         raise ValueError(f"{name} holds NaN or infinity, which 16 bits cannot.")
     scaled = wav * _FULL_SCALE
@@ -342,7 +340,7 @@ def pack(
     Parameters
     ----------
     source : Path
-        A folder of speech, noise or room responses.
+        A folder of speech, noise or room impulse responses.
     packed : Path
         The packed folder, whose name ends in ``.packed``.
     sample_rate : int

@@ -1,6 +1,6 @@
 """Reading audio by range of samples, at one rate and of one channel.
 
-torchaudio 2.11 can no longer read by itself, and a training chunk is a small part of
+torchaudio 2.11 can no longer read by itself, and a segment to train on is a small part of
 its file: only the samples asked for are decoded. Lossy audio is decoded from its
 beginning, for what a decoder gives depends on what came before.
 """
@@ -476,7 +476,7 @@ def read_first_channel(
     Parameters
     ----------
     path : str or Path
-        The file, for example of room responses, which may have a channel per
+        The file, for example of room impulse responses, which may have a channel per
         microphone.
     sample_rate : int
         The rate of what comes back, Hz.

@@ -639,7 +639,9 @@ class TestData:
         out, err = capsys.readouterr()
         assert "other sample rate" in out
         words = err.splitlines()[-1]
-        assert words.startswith("speechbrain-rev: 25 of 25 files cannot be used, and a")
+        assert words.startswith(
+            "speechbrain-rev: 25 of 25 files cannot be used, and train.py"
+        )
         if form:
             assert f"speechbrain-rev: {json.loads(out)['refused']}" == words
 

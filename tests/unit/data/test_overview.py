@@ -54,7 +54,7 @@ def test_what_a_training_would_refuse_is_refused_with_all_figures(tmp_path):
         path.parent.mkdir(parents=True)
         soundfile.write(path, [0.0, 0.5], rate)
     overview = look_at(DataSettings(str(tmp_path / "data")))
-    assert overview.refused.startswith("1 of 2 files cannot be used, and a training")
+    assert overview.refused.startswith("1 of 2 files cannot be used, and train.py")
     assert (
         "1 files of 8000 Hz, 1 channel; 1 files of 16000 Hz, 1 channel\n"
         in overview.text()
