@@ -40,8 +40,12 @@ FORMATS = (
 _STREAMS = (range(0x7EFF_0000, 0x8000_1000), range(0xFFFF_0000, 2**32))
 # Formats whose samples depend on those before.
 _LOSSY = ("OGG", "MP3")
-# An OGG page has at most as many bytes.
-_OGG_PAGE_BYTES = 27 + 255 + 255 * 255
+# An OGG page has at most as many bytes; its head has as many.
+_OGG_PAGE_BYTES, _OGG_HEAD_BYTES = 27 + 255 + 255 * 255, 27
+# Bytes behind the samples that are no chunk and are passed over, 32 ms of 16 bits at 16 kHz;
+# what tags begin with, which may be longer; and how much is looked at.
+_MOST_PASSED_OVER, _LOOKED_AT = 1024, 2**16
+_TAGS = (b"TAG", b"ID3", b"APETAGEX")
 # A header of NIST has 1024; what is not read of a longer one is not needed.
 _NIST_BYTES = 2**16
 _COUNTED_AT_ONCE = 2**16
@@ -150,8 +154,8 @@ def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
     Raises
     ------
     ValueError
-        If it ends before its samples do, is of a format in which this cannot be known, or no
-        regular file.
+        If it ends before its samples do or goes on behind them, is of a format in which this
+        cannot be known, or no regular file.
     soundfile.LibsndfileError, TypeError, UnicodeError, OSError
         If it cannot be read.
     """
@@ -292,6 +296,9 @@ def _samples(file: BinaryIO) -> _Samples | None:
         return _of_nist(file, base)
     if magic == b"fLaC":
         return _of_flac(file, base)
+    if magic == b"OggS":
+        _refuse_chain(file, base)
+        return None
     return _of_mp3(file, base)
 
 
@@ -330,7 +337,10 @@ def _of_chunks(
             if _only_chunks(file, base, chunks, start + chunks.least):
                 return None
             size = 0
-        return _as_said(file, place, form, start, size, runs_on=runs_on)
+        samples = _as_said(file, place, form, start, size, runs_on=runs_on)
+        if samples.size is not None:
+            _refuse_more(file, base, chunks, start, samples.size)
+        return samples
     return None
 
 
@@ -352,12 +362,58 @@ def _walk(
 
 def _only_chunks(file: BinaryIO, base: int, chunks: _Chunks, position: int) -> bool:
     """Return whether other chunks follow and nothing else: then there are no samples."""
-    end = position
+    return _bytes_of(file) - _behind(file, base, chunks, position) < chunks.multiple
+
+
+def _behind(file: BinaryIO, base: int, chunks: _Chunks, position: int) -> int:
+    """Go from chunk to chunk, to where something else begins or the file ends."""
+    whole = _bytes_of(file)
     for begin, name, size in _walk(file, base, chunks, position):
-        if not (name.isascii() and name.decode().isprintable()):
-            return False
-        end = begin - chunks.counted + size
-    return 0 <= _bytes_of(file) - end < chunks.multiple
+        end, kind = begin - chunks.counted + size, name[:4]
+        printable = kind.isascii() and kind.decode().isprintable()
+        # One of these begins another file.
+        if not printable or kind in _CHUNKS or end > whole:
+            break
+        position = end
+    return position
+
+
+def _refuse_more(
+    file: BinaryIO, base: int, chunks: _Chunks, start: int, size: int
+) -> None:
+    """Refuse a file of which more follows the samples than chunks, a tag or zeros."""
+    whole, end = _bytes_of(file), start + size
+    if whole - end <= _MOST_PASSED_OVER:
+        return
+    # Not all writers make the size of a chunk even.
+    ends = {end, end + (base - end) % chunks.multiple}
+    behind = max(_behind(file, base, chunks, one) for one in ends)
+    file.seek(behind)
+    rest = file.read(_LOOKED_AT)
+    if whole - behind > _MOST_PASSED_OVER and any(rest) and not rest.startswith(_TAGS):
+        raise ValueError(
+            f"{file.name} cannot be read as audio: {whole - behind} bytes follow the {size} "
+            "bytes of samples that its header says. Files were joined, or it was not "
+            "written to its end: convert it again from the original."
+        )
+
+
+def _refuse_chain(file: BinaryIO, base: int) -> None:
+    """Refuse OGG of several streams one after another: libsndfile reads the first."""
+    position, begun = base, False
+    while True:
+        file.seek(position)
+        head = file.read(_OGG_HEAD_BYTES)
+        if len(head) < _OGG_HEAD_BYTES or not head.startswith(b"OggS"):
+            return
+        # Behind the version, flags: 2 at the first page of a stream.
+        if head[5] & 2 and begun:
+            raise ValueError(
+                f"{file.name} cannot be read as audio: it is several OGG files joined, of "
+                "which the first alone would be read. Convert it: ffmpeg -i IN OUT.flac."
+            )
+        begun = begun or not head[5] & 2
+        position += _OGG_HEAD_BYTES + head[26] + sum(file.read(head[26]))
 
 
 def _of_nist(file: BinaryIO, base: int) -> _Samples | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from .m4a import M4aFile
 from .packed import PackedAudio, find_packed
 from .resampling import rate_ratio, resampled_length, resampled_range
 from .segments import Segment, file_of, find_segment
+from .shards import stamp_of
 
 #: Mixes all channels: their mean.
 MIX = "mix"
@@ -114,7 +114,7 @@ class _OfSoundfile:
         if self.lossy and estimate:
             return int(self.audio.frames)
         if self.lossy:
-            return _decoded_length(str(self.path), _stamp(self.path))
+            return _decoded_length(str(self.path), stamp_of(file_of(self.path)))
         with open_bytes(self.path) as file:
             file_bytes = file.seek(0, io.SEEK_END)
         samples = int(self.audio.frames)
@@ -165,12 +165,6 @@ def _decoded_length(path: str, changed: tuple[int, int]) -> int:
     return count
 
 
-def _stamp(path: str | Path) -> tuple[int, int]:
-    """Give what is another where a file was changed."""
-    status = os.stat(file_of(path))
-    return status.st_size, status.st_mtime_ns
-
-
 class _OfM4a:
     """A file of AAC."""
 
@@ -186,7 +180,7 @@ class _OfM4a:
     def length(self, *, estimate: bool) -> int:
         if estimate and self._said is not None:
             return self._said
-        return _decoded_length(str(self.path), _stamp(self.path))
+        return _decoded_length(str(self.path), stamp_of(file_of(self.path)))
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
         assert start >= self._place, "it is read forward"
@@ -535,6 +529,9 @@ def _unreadable(path: str | Path, error: Exception) -> ValueError:
         reason = "it has no header; convert it to WAV or FLAC"
     elif isinstance(error, soundfile.LibsndfileError) and _is_m4a(path):
         reason = f"it is m4a, and its name does not end in {M4A}; rename it"
+    elif isinstance(error, soundfile.LibsndfileError):
+        # Before it stands the file as it was opened, which in a tar is an object.
+        reason = error.error_string
     # A name that is not in UTF-8 cannot be printed everywhere.
     shown = str(path).encode(errors="backslashreplace").decode()
     return ValueError(f"{shown} cannot be read as audio: {reason}")

@@ -69,7 +69,9 @@ def find_segment(path: str | Path) -> Segment | None:
     >>> find_segment("speaker/16000.wav") is None
     True
     """
-    found = _SEGMENT.fullmatch(os.fspath(path))
+    text = os.fspath(path)
+    # Most paths have none, and are told apart at once.
+    found = _SEGMENT.fullmatch(text) if "+" in text else None
     # A folder, a packed one or a tar may hold a file of such a name.
     if found is None or os.path.isdir(found[1]) or _is_in(path):
         return None

@@ -229,7 +229,7 @@ def find_member(path: str | os.PathLike[str]) -> tuple[str, Member | None] | Non
         return None
     tar, name = inside
     index = _INDICES.get(os.path.abspath(tar))
-    if index is None or index.stamp != _stamp(tar):
+    if index is None or index.stamp != stamp_of(tar):
         indexed(tar)
         index = _INDICES[os.path.abspath(tar)]
     return tar, index.find(name)
@@ -251,12 +251,13 @@ def indexed(path: str | Path) -> list[Member]:
     ValueError, OSError
         As ``members``.
     """
-    stamp, found = _stamp(path), list(members(path))
+    stamp, found = stamp_of(path), list(members(path))
     _INDICES[os.path.abspath(path)] = _Index(found, stamp)
     return found
 
 
-def _stamp(path: str | Path) -> tuple[int, int]:
+def stamp_of(path: str | Path) -> tuple[int, int]:
+    """Give what is another where a file was changed: its bytes, and when in nanoseconds."""
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 

@@ -109,6 +109,62 @@ def test_a_format_of_unknown_length_is_refused(tmp_path, format):
         audio_info(path)
 
 
+def joined(content):
+    return content + content
+
+
+def with_samples(content):
+    return content + content[-9000:]
+
+
+@pytest.mark.parametrize("change", [joined, with_samples])
+@pytest.mark.parametrize("format", ["WAV", "WAVEX", "RF64", "W64", "AIFF", "CAF"])
+def test_samples_behind_those_that_a_header_has_are_not_passed_over(
+    tmp_path, noise, format, change
+):
+    path = tmp_path / "more.wav"
+    soundfile.write(path, noise[:9001], RATE, format=format, subtype="PCM_16")
+    content = path.read_bytes()
+    path.write_bytes(change(content))
+    with pytest.raises(
+        ValueError, match=r"more\.wav .* bytes follow the 180\d\d.* Files were joined"
+    ):
+        audio_info(path)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b"LIST" + struct.pack("<I", 5000) + b"INFO" + bytes(range(256)) * 20,
+        b"id3 " + struct.pack("<I", 5000) + b"\1" * 5000 + bytes(4096),
+        b"TAG+" + b"\1" * 5000,
+        bytes(50_000),
+    ],
+)
+@pytest.mark.parametrize("samples", [9000, 9001])
+def test_chunks_tags_and_zeros_behind_the_samples_are_passed_over(
+    tmp_path, noise, behind, samples
+):
+    path = tmp_path / "tagged.wav"
+    soundfile.write(path, noise[:samples], RATE, subtype="PCM_U8")
+    whole = read_in_all_ways(path)
+    path.write_bytes(path.read_bytes() + behind[: 5008 if b"LIST" in behind else None])
+    assert torch.equal(read_in_all_ways(path), whole)
+
+
+@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
+def test_ogg_files_that_were_joined_are_refused(tmp_path, noise, subtype):
+    path = tmp_path / "joined.ogg"
+    soundfile.write(path, noise, RATE, format="OGG", subtype=subtype)
+    assert len(read_in_all_ways(path)) == 48000
+    path.write_bytes(joined(path.read_bytes()))
+    for read in READERS:
+        with pytest.raises(
+            ValueError, match=r"joined\.ogg .* several OGG files joined"
+        ):
+            read(path)
+
+
 STREAMS = {
     **{
         ("WAV", hex(size)): (b"data", 4, "<I", size)

@@ -105,6 +105,14 @@ def test_a_missing_member_is_reported_as_missing(tmp_path):
             read_audio(path, sample_rate=16000)
 
 
+@pytest.mark.parametrize("content", [b"no audio", b"OggS" * 99, b"RIFF1234WAVE" * 9])
+def test_a_member_that_is_no_audio_is_named_as_a_path(content, tmp_path):
+    tar = write_tar(tmp_path / "x.tar", {"a.wav": content})
+    with pytest.raises(ValueError, match=r"x\.tar/a\.wav cannot be read as") as error:
+        audio_info(tar / "a.wav")
+    assert "<" not in str(error.value)
+
+
 def spoilt(tmp_path, change):
     path = write_tar(tmp_path / "x.tar", {"a.spk": b"ann", "a.wav": b"x" * 2000})
     path.write_bytes(change(path.read_bytes()))
