@@ -248,8 +248,8 @@ def check_length(name: str, place: str) -> None:
     Traceback (most recent call last):
     ValueError: list.txt, line 2: 'id1/aaa...' has a name of 300 bytes; ...
     """
-    # A character has at most four.
-    if 4 * len(name) <= _MOST_OF_NAME:
+    # A character has at most four, and of ASCII one.
+    if len(name) * (1 if name.isascii() else 4) <= _MOST_OF_NAME:
         return
     longest = max(len(os.fsencode(part)) for part in name.split("/"))
     what, count, most = "name", longest, _MOST_OF_NAME

@@ -215,7 +215,7 @@ def _mapped(path: Path, about: dict[str, str]) -> Manifest:
     manifest, now = Manifest.mapped(path)
     if now != about:
         raise ValueError(
-            f"{path} was written anew while processes read it: begin the training again."
+            f"{path} was written anew while processes read it: start train.py again."
         )
     return manifest
 
@@ -310,23 +310,32 @@ def _rows(path: str | Path) -> Iterator[Utterance]:
     wanted = list(RESERVED)
     # A byte order mark is no part of the first column's name.
     with Path(path).open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file, strict=True)
+        rows = csv.reader(file, strict=True)
         try:
-            if rows.fieldnames is None or not set(wanted) <= set(rows.fieldnames):
+            columns = next(rows, None)
+            if columns is None or not set(wanted) <= set(columns):
                 raise ValueError(
-                    f"{path} has the columns {rows.fieldnames}; it needs {wanted}."
+                    f"{path} has the columns {columns}; it needs {wanted}."
                 )
-            labels = [name for name in rows.fieldnames if name not in wanted]
-            row = None
-            for row in rows:
-                yield _utterance(row, wanted, labels, f"{path}, line {rows.line_num}")
+            labels = [name for name in columns if name not in wanted]
+            row, line = None, rows.line_num
+            for row in filter(None, rows):
+                line = rows.line_num
+                place = f"{path}, line {line}"
+                if len(row) > len(columns):
+                    raise ValueError(
+                        f"{place} has more fields than the header. Put names with commas in "
+                        "quotes."
+                    )
+                given = dict(zip(columns, row, strict=False))
+                yield _utterance(given, wanted, labels, place)
         except UnicodeDecodeError:
             # It names the line; to be read once more is for files that are refused only.
             read_text(path, ",".join(wanted))
             raise
         except csv.Error as error:
             raise ValueError(
-                f"{path}, from line {rows.line_num + 1} on: it is no CSV ({error}). Lines must be "
+                f"{path}, from line {line + 1} on: it is no CSV ({error}). Lines must be "
                 f"{','.join(wanted)}."
             ) from error
         if row is None:
@@ -334,10 +343,10 @@ def _rows(path: str | Path) -> Iterator[Utterance]:
 
 
 def _utterance(
-    row: dict[str, str | None], wanted: list[str], labels: list[str], place: str
+    row: Mapping[str, str], wanted: list[str], labels: list[str], place: str
 ) -> Utterance:
     """Check a row, of which any field may be missing."""
-    name, wav, given, speaker = (row[column] for column in wanted)
+    name, wav, given, speaker = map(row.get, wanted)
     try:
         samples = int(given or "")
     except ValueError:
@@ -351,9 +360,5 @@ def _utterance(
     if not name or not wav or not speaker:
         raise ValueError(f"{place} has fewer fields than {wanted}, or empty ones.")
     check_length(wav, place)
-    if None in row:
-        raise ValueError(
-            f"{place} has more fields than the header. Put names with commas in quotes."
-        )
-    further = tuple((label, row[label] or "") for label in labels)
+    further = tuple((label, row.get(label, "")) for label in labels)
     return Utterance(name, wav, samples, speaker, further)

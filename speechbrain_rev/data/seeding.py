@@ -1,4 +1,4 @@
-"""Random draws that depend on a place in the training, not on what ran before."""
+"""Random draws that depend on a place in the run, not on what ran before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def generator(*place: int | str) -> torch.Generator:
-    """Make a random generator for one place of the training.
+    """Make a random generator for one place of the run.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def generator(*place: int | str) -> torch.Generator:
 
 
 def draw_below(count: int, *place: int | str) -> int:
-    """Draw one number for one place of the training, in a fraction of the time.
+    """Draw one number for one place of the run, in a fraction of the time.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def draw_below(count: int, *place: int | str) -> int:
 
 
 def write_step(path: str | Path, step: int) -> None:
-    """Write the step by which an object knows its place in the training.
+    """Write the step by which an object knows its place in the run.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def _number(place: tuple[int | str, ...]) -> int:
 class GlobalRandomState:
     """The random states of torch, CUDA, numpy and Python, saved with checkpoints.
 
-    The data's draws depend on the place in the training alone. This is for all else
+    The data's draws depend on the place in the run alone. This is for all else
     that may draw in a training step, such as dropout. Every process has its own; those
     beyond the processes that saved fold their rank into the first one's.
 

@@ -365,6 +365,11 @@ def _read_models(path: Path) -> dict[str, tuple[str, ...]]:
                 f"{name!r} is there twice" if files else f"{name!r} has no utterance"
             )
             raise ValueError(f"{path}, line {number}: {wrong}. Lines must be {form}.")
+        if len(set(files)) < len(files):
+            twice = next(file for file in files if files.count(file) > 1)
+            raise ValueError(
+                f"{path}, line {number}: {name!r} has {twice!r} twice. Leave it once."
+            )
         for file in files:
             check_length(file, f"{path}, line {number}")
         models[name] = tuple(files)
@@ -489,7 +494,13 @@ def _fields(
     """Split lines into as many fields as they must have."""
     for row, line in enumerate(lines):
         if is_csv:
-            values = [value.strip() for value in next(csv.reader([line]), [])]
+            try:
+                values = [value.strip() for value in next(csv.reader([line]), [])]
+            except csv.Error as error:
+                raise ValueError(
+                    f"{path}, line {row + first}: it is no CSV ({error}). Lines must be "
+                    f"{form.words}."
+                ) from error
         else:
             values = split_line(line, len(form.fields))
         if len(values) != len(form.fields):

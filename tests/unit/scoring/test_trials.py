@@ -175,6 +175,13 @@ def test_each_format_gives_the_same_trials(form, tmp_path):
         ),
         ("t", "a b target\na c nontarget\n", "a", "spk2utt, line 1: 'a' has no utt"),
         ("t", "a b target\na c nontarget\n", "a d\na e", "line 2: 'a' is there twice"),
+        ("t", "a b target\na c nontarget\n", "a d e d", "line 1: 'a' has 'd' twice"),
+        (
+            "t.csv",
+            f"enrol,test,label\na,b,1\na,{'c' * 140_000},0\n",
+            "",
+            r"t\.csv, line 3: it is no CSV \(field larger than",
+        ),
     ],
 )
 def test_a_bad_list_of_another_format_is_refused(
