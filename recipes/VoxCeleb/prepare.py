@@ -20,6 +20,7 @@ into the run's save folder, never into the data folder:
 - accounting.csv: how many files were seen, used, and left out for which reason
 - left_out.csv: each file that is left out, and why
 - single_speakers.txt: speakers with one utterance to train on
+- lost_speakers.txt: speakers of whom no utterance can be used
 - prepared.json: the settings; with the same settings again, nothing is done, and
   with others, once there are checkpoints, it is refused: speakers keep their numbers
 - SHA256SUMS: checksums of the lists and the settings, which are compared when one is read

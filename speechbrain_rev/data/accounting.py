@@ -11,21 +11,36 @@ import io
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from speechbrain_rev.whole_files import write_whole
 
 from .checking import FileProblem, Wrong, check_files
-from .corpus import located, refuse_one_folder_twice, same_speakers
-from .listing import DataSettings, ListedSpeech, tested_speakers
+from .corpus import BESIDE, HIDDEN, ORIGINAL, located
+from .listing import (
+    DataSettings,
+    ListedSpeech,
+    refuse_alike,
+    refuse_one_folder_twice,
+    refuse_shared_audio,
+    same_speakers,
+    tested_speakers,
+)
 from .manifest import Utterance
 
 ACCOUNTING, LEFT_OUT = "accounting.csv", "left_out.csv"
 SINGLE = "single_speakers.txt"
 
+LOST = "lost_speakers.txt"
+
 TESTED = "speaker in a trial list"
-BESIDE = "beside the speakers' folders"
+_DETAILS = {
+    BESIDE: "it is not below the folder of the speakers' folders",
+    HIDDEN: "its name, or that of a folder of it, begins with a dot",
+    ORIGINAL: "a WAV or FLAC of this name is in its folder",
+}
 #: How clips that are shorter than a segment come to its length.
 LENGTHENED = {"repeat": "repeated", "pad": "padded with zeros"}
 
@@ -66,6 +81,8 @@ class Account:
         How many of the usable are resampled, mixed, or of one of several channels.
     headers : mapping of (int, int) to int
         How many files have which rate and number of channels, of all whose header was read.
+    lost : sequence of str
+        Speakers in no trial list of whom no utterance can be used.
     """
 
     listing: ListedSpeech
@@ -74,6 +91,7 @@ class Account:
     others: Sequence[LeftOut]
     treated: Mapping[str, int]
     headers: Mapping[tuple[int, int], int] = field(repr=False)
+    lost: Sequence[str] = ()
 
     def used(self) -> int:
         """Count the files that are used."""
@@ -126,7 +144,8 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     Raises
     ------
     ValueError
-        If two speakers have one folder, or a trial list cannot be used.
+        If two speakers have one folder, one name or one recording, or a trial list cannot
+        be used.
 
     Example
     -------
@@ -142,6 +161,7 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     """
     corpus, by_speaker = listing.corpus, listing.by_speaker
     refuse_one_folder_twice(corpus, by_speaker)
+    refuse_alike(corpus, by_speaker)
     spoken = tested_speakers(corpus, settings)
     tested = same_speakers(corpus, by_speaker, spoken)
     if settings.train_list is not None and spoken:
@@ -163,13 +183,16 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
         shortest=settings.segment_samples() if settings.short == "drop" else 0,
         headers=headers,
     )
-    others = [
-        LeftOut(str(located(corpus, name)[0]), TESTED, f"{speaker} is in a trial list")
+    unused = [
+        (speaker, str(located(corpus, name)[0]))
         for speaker in sorted(tested)
         for name in by_speaker[speaker]
     ]
-    beside = "it is not below the folder of the speakers' folders"
-    others += [LeftOut(str(path), BESIDE, beside) for path in listing.passed_over]
+    if len(corpus.parts()) > 1:
+        used = ((s, one.wav) for s, names in usable.items() for one in names.values())
+        refuse_shared_audio(chain(unused, used))
+    others = [LeftOut(path, TESTED, f"{s} is in a trial list") for s, path in unused]
+    others += [LeftOut(str(p), why, _DETAILS[why]) for p, why in listing.passed_over]
     others += [
         LeftOut(p.path, p.wrong.words, p.detail)
         for p in problems
@@ -182,6 +205,7 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
         others,
         treated,
         headers,
+        [speaker for speaker in kept if speaker not in usable],
     )
     account.check()
     return account
@@ -205,10 +229,15 @@ def refuse_few_speakers(account: Account, held_out: Collection[str] = ()) -> Non
     left = len(account.usable) - len(held_out)
     if left < 2:
         found = len(account.listing.by_speaker)
-        in_lists = {r.detail for r in account.others if r.reason == TESTED}
+        in_lists = found - len(account.lost) - len(account.usable)
+        lost = ""
+        if account.lost:
+            lost = (
+                f"{len(account.lost)} without a usable utterance ({account.lost[0]}), "
+            )
         raise ValueError(
             f"Only {left} speaker(s) are left for training: {found} found, "
-            f"{len(in_lists)} in trial lists, {len(held_out)} held out. "
+            f"{in_lists} in trial lists, {lost}{len(held_out)} held out. "
             "Check data_folder, train_list, trial_lists and valid_speakers."
         )
 
@@ -235,7 +264,8 @@ def write_account(
     account : Account
         Of the corpus.
     save_folder : Path
-        Where ``accounting.csv``, ``left_out.csv`` and ``single_speakers.txt`` are written.
+        Where ``accounting.csv``, ``left_out.csv``, ``single_speakers.txt`` and
+        ``lost_speakers.txt`` are written.
     training : sequence of Utterance
         What is trained on.
     validation : int
@@ -258,8 +288,9 @@ def write_account(
     }
     _write_csv(save_folder / ACCOUNTING, ("what", "files"), counts.items())
     _write_csv(save_folder / LEFT_OUT, LeftOut._fields, account.left_out())
-    names = "".join(f"{name}\n" for name in single)
-    write_whole(save_folder / SINGLE, names.encode(errors="backslashreplace"))
+    for file, speakers in ((SINGLE, single), (LOST, account.lost)):
+        names = "".join(f"{name}\n" for name in speakers)
+        write_whole(save_folder / file, names.encode(errors="backslashreplace"))
 
 
 def _write_csv(

@@ -17,12 +17,12 @@ from tqdm import tqdm
 from speechbrain_rev.lists import is_listable
 from speechbrain_rev.whole_files import write_whole
 
-from .corpus import AUDIO_SUFFIXES, LOSSLESS, Corpus, OutsideError
+from .corpus import AUDIO_SUFFIXES, LOSSLESS, THREADS, Corpus, OutsideError
 from .manifest import Utterance
 from .reading import MIX, AudioInfo, audio_info, check_channel, read_audio
 
-#: Threads that read files, and how many files they are ahead at most.
-THREADS, AHEAD = 16, 256
+#: How many files threads are ahead at most.
+AHEAD = 256
 #: An utterance of which no sample is above this is silent: 6 steps of 16 bits.
 SILENCE = 2e-4
 #: What is done to audio when it is read.

@@ -5,6 +5,8 @@ A layout of a corpus is a class that follows `Corpus`, and its row of `CORPORA`.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +30,7 @@ from .corpus import (
     located,
     other_extension,
 )
-from .formats import FORMATS, Row
+from .formats import CHANNELS, FORMATS, Row
 from .packed import SUFFIX, find_packed
 
 #: A folder or list, or several.
@@ -84,7 +86,8 @@ class ListedCorpus(Corpus):
         path = Path(os.path.abspath(folder))
         for name, known in FORMATS.items():
             if known.recognises(path):
-                return cls(path, name, cls._by_name(path, known.read(path)))
+                with _uncollected():
+                    return cls(path, name, cls._by_name(path, known.read(path)))
         return None
 
     @staticmethod
@@ -92,8 +95,9 @@ class ListedCorpus(Corpus):
         by_name: dict[str, Row] = {}
         # By hashes, for rows are many.
         by_audio: dict[int, Row] = {}
+        called, speakers = str(path), set[str]()
         for number, row in enumerate(rows, start=1):
-            place = f"{path}, utterance {number} ({row.ID!r})"
+            place = f"{called}, utterance {number} ({row.ID!r})"
             if not row.speaker:
                 also = ", ".join(name for name, _ in row.labels)
                 raise ValueError(
@@ -107,16 +111,20 @@ class ListedCorpus(Corpus):
                 raise ValueError(
                     f"{place}: the utterance is listed twice, {whose}. Leave one."
                 )
-            if not is_listable(row.speaker):
+            if row.speaker not in speakers and not is_listable(row.speaker):
                 raise ValueError(
                     f"{place}: the speaker {row.speaker!r} has a tab or a line break. "
                     "Rename it."
                 )
-            check_length(str(row.file), place)
+            speakers.add(row.speaker)
+            file = str(row.file)
+            check_length(file, place)
             check_length(row.ID, place)
             _refuse_unwritable(row, place)
-            other = by_audio.setdefault(hash(row.audio), row)
-            if other.audio == row.audio and other.speaker != row.speaker:
+            # A path takes long to hash.
+            audio = hash((file, row.start, row.samples, row.channel))
+            other = by_audio.setdefault(audio, row)
+            if other.speaker != row.speaker and other.audio == row.audio:
                 raise ValueError(
                     f"{place}: it is the same audio as {other.ID!r}, of {other.speaker!r} "
                     f"and of {row.speaker!r}. Leave one."
@@ -163,12 +171,30 @@ class ListedCorpus(Corpus):
         row = self.rows.get(name)
         return () if row is None else row.labels
 
+    def lacks(self, name: str) -> str:
+        """Say which file is missing, or that the list has no such ID."""
+        if name not in self.rows:
+            return f"{name!r}, which {self.path} does not list"
+        return super().lacks(name)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Put off the search for garbage, which would go through millions of rows many times."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
 
 def _refuse_unwritable(row: Row, place: str) -> None:
     """Refuse names that no list could hold."""
     for text in (row.ID, row.speaker or "", *(x for pair in row.labels for x in pair)):
         # Half of a pair, which JSON can write and UTF-8 cannot.
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
+        if not text.isascii() and any("\ud800" <= x <= "\udfff" for x in text):
             raise ValueError(
                 f"{place}: {text!r} is no text that UTF-8 can write. Rename it."
             )
@@ -197,7 +223,8 @@ def list_files(folders: Folders) -> list[Path]:
     path = Path(os.path.abspath(folders))
     if path.is_file():
         return [path]
-    tables = [path / name for name in ("wav.scp", "utt2spk", "segments")]
+    kaldis = "wav.scp", "utt2spk", "segments", CHANNELS
+    tables = [path / name for name in kaldis]
     return [file for file in tables if file.is_file()] if tables[0].is_file() else []
 
 
@@ -286,6 +313,11 @@ class JoinedCorpus(Corpus):
         for key, corpus in self.members.items():
             yield from (f"{key}/{name}" for name in corpus.utterances())
 
+    def audio(self) -> Iterator[tuple[str, str]]:
+        """List the audio of one corpus after the other."""
+        for key, corpus in self.members.items():
+            yield from ((f"{key}/{name}", reason) for name, reason in corpus.audio())
+
     def locate(self, name: str) -> Path:
         """Give the file of a name, with or without its corpus."""
         found = self._of(name)
@@ -332,6 +364,13 @@ class JoinedCorpus(Corpus):
         """Give the speaker's folder in the corpus."""
         key, _, rest = speaker.partition("/")
         return self.members[key].folder_of(rest) if key in self.members else None
+
+    def lacks(self, name: str) -> str:
+        """Say which file of its corpus is missing, or that none has it."""
+        found = self._of(name)
+        if found is None:
+            return f"{name!r}, which none of {', '.join(self.members)} has"
+        return found[1].lacks(found[2])
 
     def remarks(self, names: Collection[str]) -> Remarks:
         """Collect the remarks on all."""
@@ -546,6 +585,8 @@ class ListedFiles:
         Files of another extension that the missing may be.
     outside : dict of str to OutsideError
         Why a name leads out of the corpus, by the names of the list.
+    example : str
+        Which of the missing is the first, in words.
     """
 
     names: Mapping[str, str]
@@ -553,6 +594,7 @@ class ListedFiles:
     missing: Mapping[str, Path]
     renamed: list[Path]
     outside: Mapping[str, OutsideError]
+    example: str = ""
 
     def lacking(self) -> str:
         """Say how many are missing, the first, and whether it is the extension alone."""
@@ -560,7 +602,7 @@ class ListedFiles:
             return ""
         words = (
             f"{len(self.missing)} of {len(self.paths) + len(self.missing)} files are "
-            f"missing, such as {next(iter(self.missing.values()))}."
+            f"missing, such as {self.example}."
         )
         if self.renamed:
             words += (
@@ -625,6 +667,7 @@ def find_files(corpus: Corpus, names: Collection[str]) -> ListedFiles:
         missing,
         renamed,
         {name: error for name, (_, error, _) in looked.items() if error},
+        corpus.lacks(next(iter(missing))) if missing else "",
     )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from speechbrain_rev.lists import read_lines, way_out
-from speechbrain_rev.whole_files import check_path
+from speechbrain_rev.whole_files import check_path, open_regular
 
 from .packed import SAMPLE_BYTES, find_packed
 from .segments import find_segment
@@ -30,7 +30,7 @@ from .shards import find_member
 #: Files by which a folder is recognised, and which are packed with it.
 LAYOUT_FILES = ("SPEAKERS.TXT", "dev/dev.lst")
 #: Endings of what corpora are converted to.
-LOSSLESS = (".wav", ".flac")
+LOSSLESS = (".wav", ".wave", ".flac")
 #: What names of audio that is read end in, in small letters. libsndfile reads more, of which
 #: other programs use the endings (.raw, .mat, .sd2) or which hold no speech.
 AUDIO_SUFFIXES = (
@@ -38,15 +38,22 @@ AUDIO_SUFFIXES = (
     ".caf", ".w64", ".rf64", ".sph", ".nist",
 )  # fmt: skip
 #: What speech may come as, and is not read.
-OTHER_SUFFIXES = (".aac", ".wma")
+OTHER_SUFFIXES = (
+    ".aac", ".wma", ".amr", ".awb", ".3gp", ".webm", ".mka", ".ac3", ".ape", ".dss", ".gsm",
+    ".mp2", ".ra", ".shn", ".spx", ".tta", ".voc", ".vox", ".wv",
+)  # fmt: skip
+#: Why audio in a folder is no utterance.
+BESIDE, HIDDEN = "beside the speakers' folders", "hidden"
+ORIGINAL = "converted to WAV or FLAC"
 # Names that may be of a folder that they do not begin with: with //, ./ or ../ in them.
 _ODD = re.compile(r"(?:^|/)(?:/|\.|$)")
-#: Threads that look for files, and for how many at a time.
+#: Threads that look for files or read them; for how many one looks at a time.
 THREADS, _BATCH = 16, 4096
 # A file of LibriSpeech without SPEAKERS.TXT, as in a packed folder.
 _SUBSET = re.compile(r"(?:train|dev|test)-(?:clean|other)[^/]*/[^/]+/[^/]+/[^/]+$")
 # The speaker of speaker_utterance.wav.
 _FLAT = r"^([^/_]+)_[^/]+$"
+_FLAT_WORDS = "speaker_utterance files in one folder"
 
 
 def audio_exists(path: str | Path) -> bool:
@@ -62,14 +69,19 @@ def audio_exists(path: str | Path) -> bool:
     -------
     bool
     """
+    return _bytes_of(path) is not None
+
+
+def _bytes_of(path: str | Path) -> int | None:
+    """Give the bytes of a file wherever it is, of a segment its recording's; None if none."""
     if segment := find_segment(path):
-        return audio_exists(segment.recording)
+        return _bytes_of(segment.recording)
     if inside := find_packed(path):
         packed, name = inside
-        return name in packed
+        return SAMPLE_BYTES * packed.length(name) if name in packed else None
     if in_tar := find_member(path):
-        return in_tar[1] is not None
-    return Path(path).is_file()
+        return None if in_tar[1] is None else in_tar[1].size
+    return os.stat(path).st_size if os.path.isfile(path) else None
 
 
 def audio_files(
@@ -131,6 +143,8 @@ def files_below(folder: str | Path) -> Iterable[Path] | None:
 
 def _below(folder: Path) -> Iterator[Path]:
     """Find files at any depth, through links as well."""
+    # By folder, where the links are that led to it.
+    links: dict[str, tuple[Path, ...]] = {}
     for inside, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
         for name in sorted(files):
             path = Path(inside, name)
@@ -141,13 +155,24 @@ def _below(folder: Path) -> Iterator[Path]:
                     "copy it, or delete the link."
                 )
             yield path
-        here = Path(inside).resolve()
-        # A link to a folder that it is in would lead round and round.
-        folders[:] = [
-            name
-            for name in sorted(folders)
-            if not here.is_relative_to(Path(inside, name).resolve())
-        ]
+        before = links.pop(inside, ())
+        folders.sort()
+        for path in [Path(inside, name) for name in folders]:
+            way = before
+            if path.is_symlink():
+                here, there = Path(inside).resolve(), path.resolve()
+                if here.is_relative_to(there):
+                    # A link to a folder that it is in would lead round and round.
+                    folders.remove(path.name)
+                    continue
+                if any(one.is_relative_to(there) for one in before):
+                    raise ValueError(
+                        f"{path} is a link to {there}, and a link in that leads back: the "
+                        "same audio would be listed again and again. Delete one of them."
+                    )
+                way = (*before, here)
+            if way:
+                links[str(path)] = way
 
 
 def _refuse(error: OSError) -> None:
@@ -155,31 +180,29 @@ def _refuse(error: OSError) -> None:
     raise error
 
 
-def without_originals(paths: Iterable[Path]) -> list[Path]:
-    """Leave out files of other kinds that were converted where they are.
+def originals(paths: Collection[Path]) -> set[Path]:
+    """Find files of other kinds that were converted where they are.
 
     Parameters
     ----------
-    paths : iterable of Path
+    paths : collection of Path
         Files of all kinds of audio.
 
     Returns
     -------
-    list of Path
-        Of those that are neither WAV nor FLAC only those beside which no WAV or FLAC
-        has the same name.
+    set of Path
+        Those that are neither WAV nor FLAC, beside which a WAV or FLAC has the same name.
 
     Example
     -------
-    >>> without_originals([Path("a.m4a"), Path("a.wav"), Path("b.m4a")])
-    [PosixPath('a.wav'), PosixPath('b.m4a')]
+    >>> originals([Path("a.m4a"), Path("a.wav"), Path("b.m4a")])
+    {PosixPath('a.m4a')}
     """
-    paths = list(paths)
     others = {path for path in paths if path.suffix.lower() not in LOSSLESS}
     if not others:
-        return paths
+        return others
     converted = {path.with_suffix("") for path in paths if path not in others}
-    return [p for p in paths if p not in others or p.with_suffix("") not in converted]
+    return {path for path in others if path.with_suffix("") in converted}
 
 
 class OutsideError(ValueError):
@@ -242,7 +265,7 @@ class Remarks:
     warnings : tuple of str
         Sentences.
     passed_over : tuple of Path
-        Files of audio in the folder that are no utterances of the corpus.
+        Files of audio in the folder that are beside the corpus.
     """
 
     warnings: tuple[str, ...] = ()
@@ -304,6 +327,16 @@ class Corpus(Protocol):
             A name. Audio of kinds that cannot be read is named too, so that nothing is
             dropped without being counted.
         """
+
+    def audio(self) -> Iterator[tuple[str, str]]:
+        """List all audio of the corpus, with the reason why it is no utterance.
+
+        Yields
+        ------
+        name, reason : str
+            The reason is "" for `utterances`.
+        """
+        yield from ((name, "") for name in self.utterances())
 
     @abstractmethod
     def locate(self, name: str) -> Path:
@@ -372,7 +405,8 @@ class Corpus(Protocol):
         with ThreadPoolExecutor(max_workers=THREADS) as pool:
             for start in range(0, len(ordered), _BATCH):
                 part = ordered[start : start + _BATCH]
-                for name, size in zip(part, pool.map(self._size, part), strict=True):
+                sizes = pool.map(lambda name: _bytes_of(located(self, name)[0]), part)
+                for name, size in zip(part, sizes, strict=True):
                     whose = self._whose(name)
                     made.update(os.fsencode(f"{name}\t{size}{whose}\n"))
         return made.hexdigest()
@@ -383,25 +417,13 @@ class Corpus(Protocol):
             return ""
         return f"\t{self.speaker(name)}\t{self.session(name)}"
 
-    def _size(self, name: str) -> int | None:
-        """Give the bytes of a file; None if there is none."""
-        path = located(self, name)[0]
-        if segment := find_segment(path):
-            path = segment.recording
-        if inside := find_packed(path):
-            packed, packed_name = inside
-            there = packed_name in packed
-            return SAMPLE_BYTES * packed.length(packed_name) if there else None
-        if in_tar := find_member(path):
-            return None if in_tar[1] is None else in_tar[1].size
-        try:
-            return path.stat().st_size
-        except FileNotFoundError:
-            return None
-
     def folder_of(self, speaker: str) -> Path | None:
         """Give the folder that is a speaker's alone; None if the layout has none."""
         return None
+
+    def lacks(self, name: str) -> str:
+        """Say of a name that has no file which file that would be."""
+        return str(located(self, name)[0])
 
     def remarks(self, names: Collection[str]) -> Remarks:
         """Look for what is unusual about how files lie.
@@ -518,40 +540,45 @@ class VoxCelebFolder(Corpus):
             any_extension=any_extension,
             outside_files=outside_files,
         )
-        if (whole / "SPEAKERS.TXT").is_file():
+        if (whole / "SPEAKERS.TXT").is_file() and cls._is_listed(whole):
             return made(whole, known_as="LibriSpeech", speaker_from=2)
         for place in ("wav48_silence_trimmed", "wav48"):
-            if any(True for _ in audio_below(whole / place)):
+            if next(_seen_below(whole / place), None):
                 return made(whole / place, known_as="VCTK")
-        if (whole / "dev/dev.lst").is_file() and any(
-            True for _ in audio_below(whole / "data")
+        if (whole / "dev/dev.lst").is_file() and next(
+            _seen_below(whole / "data"), None
         ):
             # data/ has the speakers of eval/ too.
-            known = frozenset(read_lines(whole / "dev/dev.lst", "'speaker'"))
+            lines = read_lines(whole / "dev/dev.lst", "'speaker'")
+            known = frozenset(line.strip() for line in lines)
             return made(whole / "data", known_as="CN-Celeb", speakers=known)
         for place in (*cls._PLACES, "."):
             root = whole / place
-            first = next(audio_below(root), None)
+            first = next(_seen_below(root), None)
             if first is None:
                 continue
             cls._refuse_corpora(folder, root)
             if place != ".":
                 return made(root, known_as="VoxCeleb")
-            if _SUBSET.match(first.relative_to(root).as_posix()):
+            if _SUBSET.match(first):
                 return made(root, known_as="LibriSpeech", speaker_from=2)
-            if first.parent == root and cls._is_flat(root):
-                flat = "speaker_utterance files in one folder"
-                return made(root, known_as=flat, speaker_from=_FLAT)
+            kinds = AUDIO_SUFFIXES + OTHER_SUFFIXES
+            if "/" not in first and all(
+                re.match(_FLAT, n) for n in _seen_below(root, kinds)
+            ):
+                return made(root, known_as=_FLAT_WORDS, speaker_from=_FLAT)
             return made(root)
         return None
 
     @staticmethod
-    def _is_flat(root: Path) -> bool:
-        """Return whether all audio lies in one folder, and each name has a speaker."""
-        return all(
-            path.parent == root and re.match(_FLAT, path.name)
-            for path in audio_below(root, AUDIO_SUFFIXES + OTHER_SUFFIXES)
-        )
+    def _is_listed(whole: Path) -> bool:
+        """Return whether LibriSpeech's list of speakers is of the folders beside it."""
+        first = next(_seen_below(whole), "")
+        with open_regular(whole / "SPEAKERS.TXT") as file:
+            lines = file.read().decode(errors="replace").splitlines()
+        listed = {line.partition("|")[0].strip() for line in lines}
+        folders = first.split("/")[:-1]
+        return bool(_SUBSET.match(first)) or bool(listed.intersection(folders[1:2]))
 
     @classmethod
     def _refuse_corpora(cls, given: str | Path, root: Path) -> None:
@@ -559,7 +586,10 @@ class VoxCelebFolder(Corpus):
         if not root.is_dir():
             return  # it is packed
         below = (
-            (path, place) for path in sorted(root.iterdir()) for place in cls._PLACES
+            (path, place)
+            for path in sorted(root.iterdir())
+            for place in cls._PLACES
+            if not is_hidden(path.name)
         )
         # A speaker's audio may lie in such a folder, too, without others in it.
         corpora = [
@@ -576,19 +606,33 @@ class VoxCelebFolder(Corpus):
             )
 
     def utterances(self) -> Iterator[str]:
-        """List all audio, without files of other kinds that were converted.
+        """List audio that is not hidden, without what was converted where it is.
 
         Yields
         ------
         str
             Relative to the root, with ``/`` between folders.
         """
+        return (name for name, reason in self.audio() if not reason)
+
+    def audio(self) -> Iterator[tuple[str, str]]:
+        """List all audio of the speakers, with the reason why it is no utterance.
+
+        Yields
+        ------
+        name, reason : str
+            As of ``Corpus``.
+        """
         audio = audio_below(self.root, AUDIO_SUFFIXES + OTHER_SUFFIXES)
-        for _, paths in groupby(audio, key=lambda path: path.parent):
-            for path in without_originals(paths):
+        for _, group in groupby(audio, key=lambda path: path.parent):
+            paths = list(group)
+            converted = originals(paths)
+            for path in paths:
                 name = path.relative_to(self.root).as_posix()
-                if self._belongs(name):
-                    yield name
+                if not self._belongs(name):
+                    continue  # it is beside the corpus
+                reason = ORIGINAL if path in converted else ""
+                yield name, HIDDEN if is_hidden(name) else reason
 
     def _belongs(self, name: str) -> bool:
         return self.speakers is None or self.speaker(name) in self.speakers
@@ -698,7 +742,7 @@ class VoxCelebFolder(Corpus):
         """
         usual = self.known_as in ("VoxCeleb", "folders of speakers")
         usual = usual and self.speaker_from == 1
-        warnings = [self._unusual_depths(names)] if usual else []
+        warnings = [self._unusual_depths(names), _nearly_flat(names)] if usual else []
         others = self._beside(names)
         if others:
             warnings.append(
@@ -744,7 +788,7 @@ class VoxCelebFolder(Corpus):
             used = {(self.root / name).parent for name in names}
             real = {os.path.realpath(folder) for folder in used}
             others = [p for p in others if os.path.realpath(p.parent) not in real]
-        return sorted(without_originals(others))
+        return sorted(others)
 
 
 def _group(found: re.Match[str]) -> int | str:
@@ -752,6 +796,31 @@ def _group(found: re.Match[str]) -> int | str:
     if "speaker" in found.re.groupindex:
         return "speaker"
     return min(found.re.groups, 1)
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a relative name is of a hidden file, or of one in a hidden folder."""
+    return name.startswith(".") or "/." in name
+
+
+def _seen_below(
+    root: Path, suffixes: tuple[str, ...] = AUDIO_SUFFIXES
+) -> Iterator[str]:
+    """Find audio that is not hidden: its names below the root."""
+    names = (p.relative_to(root).as_posix() for p in audio_below(root, suffixes))
+    return (name for name in names if not is_hidden(name))
+
+
+def _nearly_flat(names: Collection[str]) -> str:
+    """Name what keeps a folder from being one of speaker_utterance files."""
+    flat = {name for name in names if "/" not in name and re.match(_FLAT, name)}
+    others = [name for name in names if name not in flat] if flat else []
+    if not others or len(flat) < len(others):
+        return ""
+    return (
+        f"{len(flat)} of {len(names)} files are {_FLAT_WORDS}, but {min(others)} is not one: "
+        "no speaker is read from names. Move such files away, or set speaker_from."
+    )
 
 
 def audio_below(
@@ -770,67 +839,3 @@ def other_extension(path: Path) -> Path | None:
         if audio_exists(path.with_suffix(suffix)):
             return path.with_suffix(suffix)
     return None
-
-
-def refuse_one_folder_twice(corpus: Corpus, speakers: Iterable[str]) -> None:
-    """Refuse two speakers whose folders are one, by a link.
-
-    Parameters
-    ----------
-    corpus : Corpus
-        Theirs.
-    speakers : iterable of str
-        Their names.
-
-    Raises
-    ------
-    ValueError
-        It names both.
-    """
-    known: dict[str, Path] = {}
-    for folder in filter(None, map(corpus.folder_of, sorted(speakers))):
-        other = known.setdefault(os.path.realpath(folder), folder)
-        if other != folder:
-            raise ValueError(
-                f"{other} and {folder} are one folder, and would be two "
-                "speakers. Leave one of them out."
-            )
-
-
-def same_speakers(
-    corpus: Corpus, speakers: Iterable[str], others: Iterable[str]
-) -> set[str]:
-    """Select the speakers who are among others, by name or by a link to their folder.
-
-    Parameters
-    ----------
-    corpus : Corpus
-        Of the speakers.
-    speakers, others : iterable of str
-        Their names.
-
-    Returns
-    -------
-    set of str
-        Of ``speakers``.
-
-    Example
-    -------
-    >>> sorted(same_speakers(VoxCelebFolder(Path("wav")), ["id1", "id2"], ["id2", "id3"]))
-    ['id2']
-    """
-    names = set(others)
-    folders = filter(None, map(corpus.folder_of, names))
-    behind = {os.path.realpath(folder) for folder in folders}
-
-    def is_other(speaker: str) -> bool:
-        folder = corpus.folder_of(speaker)
-        return folder is not None and os.path.realpath(folder) in behind
-
-    return {
-        speaker
-        for speaker in speakers
-        if speaker in names
-        or corpus.also_known_as(speaker) in names
-        or is_other(speaker)
-    }

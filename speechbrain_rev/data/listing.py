@@ -7,8 +7,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import unicodedata
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, islice
 from pathlib import Path, PurePosixPath
@@ -24,8 +27,9 @@ from speechbrain_rev.whole_files import check_regular, digest_of
 
 from .checking import FileProblem, Wrong
 from .corpora import find_files, list_files, open_corpus
-from .corpus import Corpus, located
+from .corpus import BESIDE, Corpus, VoxCelebFolder, located
 from .seeding import generator
+from .segments import find_segment
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +44,12 @@ VALIDATED_SECONDS = 0.09
 IMPOSTORS_PER_TARGET = 4
 # Utterances that show how a corpus was understood.
 _EXAMPLES = 3
+# Folders that hold speakers of a part of a corpus.
+_SPLIT = re.compile(
+    r"(tr|cv|tt|train(ing)?|dev(el|elopment)?|test(ing)?|eval(uation)?|val(id|idation)?|"
+    r"enrol|enroll|enrolment|enrollment)([-_. ].*)?",
+    re.IGNORECASE,
+)
 # Two who are held out, for impostor trials, and two to train on.
 FEWEST_SPEAKERS = 4
 
@@ -122,7 +132,7 @@ class DataSettings:
         return {name: getattr(self, name) for name in _CHECKS}
 
     def segment_samples(self) -> int:
-        """Return the samples of a segment, as the training reads it."""
+        """Return the samples of a segment, as train.py reads it."""
         return round(self.sentence_len * self.sample_rate)
 
     def corpus(self) -> Corpus:
@@ -194,14 +204,15 @@ class ListedSpeech:
         Names of files by speaker.
     problems : sequence of FileProblem
         Files of no speaker.
-    passed_over : sequence of Path
-        Files of audio beside the speakers' folders.
+    passed_over : sequence of (Path, str)
+        Files of audio that are no utterances, and why: ``BESIDE``, ``HIDDEN`` or
+        ``ORIGINAL``.
     """
 
     corpus: Corpus
     by_speaker: Mapping[str, list[str]]
     problems: Sequence[FileProblem] = ()
-    passed_over: Sequence[Path] = ()
+    passed_over: Sequence[tuple[Path, str]] = ()
 
     def digest(self) -> str:
         """Digest names and sizes of the files of all speakers."""
@@ -262,16 +273,47 @@ def list_speech(settings: DataSettings) -> ListedSpeech:
     {'id1': ['id1/s1/a.wav']}
     """
     corpus = settings.corpus()
-    if settings.train_list is None:
-        return _in_folder(corpus)
-    return ListedSpeech(corpus, _listed(corpus, settings))
+    if settings.train_list is not None:
+        return ListedSpeech(corpus, _listed(corpus, settings))
+    listing = _in_folder(corpus)
+    if settings.speaker_from is None:
+        for key, part in corpus.parts().items():
+            before = f"{key}/" if key else ""
+            names = [s for s in listing.by_speaker if s.startswith(before)]
+            _refuse_splits(part, [name.removeprefix(before) for name in names])
+    return listing
+
+
+def _refuse_splits(corpus: Corpus, speakers: Collection[str]) -> None:
+    """Refuse folders such as train and test, each of which would be one speaker."""
+    if not isinstance(corpus, VoxCelebFolder):
+        return
+    splits = sorted(filter(_SPLIT.fullmatch, speakers))
+    words = f"{', '.join(splits[: _EXAMPLES + 1])} in {corpus.root}"
+    if splits and len(splits) == len(speakers):
+        raise ValueError(
+            f"Folders called {words} would be taken for speakers. Give the one to train on "
+            f"as data_folder ({corpus.root / splits[-1]}), or the level of the speakers' "
+            "folders (--speaker_from=2). If these are speakers, give --speaker_from=1."
+        )
+    if splits:
+        logger.warning(
+            f"Folders called {words} are taken for speakers, as are the others beside "
+            "them. If they hold several speakers, move them away or set speaker_from."
+        )
 
 
 def _in_folder(corpus: Corpus) -> ListedSpeech:
-    """List all audio: of speakers, of none, and beside the speakers' folders."""
+    """List all audio: of speakers, of none, and what is passed over."""
     by_speaker, problems = defaultdict(list), []
+    names: list[str] = []
+    passed_over: list[tuple[Path, str]] = []
     # Files of other formats are listed too, so that none is dropped silently.
-    names = list(tqdm(corpus.utterances(), desc="listing", unit="file", leave=False))
+    for name, reason in tqdm(corpus.audio(), desc="listing", unit="file", leave=False):
+        if reason:
+            passed_over.append((located(corpus, name)[0], reason))
+        else:
+            names.append(name)
     for name in names:
         if (speaker := corpus.speaker(name)) is not None:
             by_speaker[speaker].append(name)
@@ -286,7 +328,8 @@ def _in_folder(corpus: Corpus) -> ListedSpeech:
         logger.warning(words)
     problems.sort(key=lambda problem: problem.path)
     in_order = {speaker: sorted(names) for speaker, names in by_speaker.items()}
-    return ListedSpeech(corpus, in_order, problems, remarks.passed_over)
+    passed_over += [(path, BESIDE) for path in remarks.passed_over]
+    return ListedSpeech(corpus, in_order, problems, passed_over)
 
 
 def _listed(corpus: Corpus, settings: DataSettings) -> dict[str, list[str]]:
@@ -356,10 +399,13 @@ def tested_speakers(corpus: Corpus, settings: DataSettings) -> set[str]:
     for path in lists:
         trials = read_trials(path)
         speakers = {n: corpus.speaker(n) or n for n in trials.utterances}
+        _refuse_unknown(path, trials, corpus)
         _refuse_other_names(path, trials, speakers)
         files = find_files(corpus, trials.utterances)
         files.refuse_outside(path, trials.utterances)
         missing = lacking or files.lacking()
+        if not lacking and (named := _by_models(path, trials, files.missing)):
+            missing += f" {named} names it."
         if missing and path == settings.valid_trials:
             raise ValueError(
                 f"{path}: {missing} Set trials_folder or correct the list."
@@ -374,6 +420,25 @@ def tested_speakers(corpus: Corpus, settings: DataSettings) -> set[str]:
             # Of other corpora, whose names mean nothing in these.
             tested.update(map(corpus.also_known_as, speakers.values()))
     return tested
+
+
+def _by_models(path: str, trials: Trials, utterances: Iterable[str]) -> Path | None:
+    """Give the file that names the first of some utterances, if it is one of models."""
+    first = next(iter(utterances), "")
+    of_model = any(first in names for names in trials.models.values())
+    return models_file(path) if of_model else None
+
+
+def _refuse_unknown(path: str, trials: Trials, corpus: Corpus) -> None:
+    """Refuse utterances that a list of utterances has not: nobody would be left out."""
+    unknown = [name for name in trials.utterances if corpus.speaker(name) is None]
+    if unknown and not all(part.speakers_in_names for part in corpus.parts().values()):
+        named = _by_models(path, trials, unknown)
+        raise ValueError(
+            f"{named or path}: {len(unknown)} utterances have no speaker that is known, such "
+            f"as {corpus.lacks(unknown[0])}. Such speakers could not be left out of "
+            "training. Set trials_folder to the corpus of the trials, or correct the list."
+        )
 
 
 def _refuse_other_names(path: str, trials: Trials, by_name: Mapping[str, str]) -> None:
@@ -394,6 +459,151 @@ def _refuse_other_names(path: str, trials: Trials, by_name: Mapping[str, str]) -
                 "wav/id10270/...), or the test speakers could not be left out of "
                 "training. Correct the paths of the list."
             )
+
+
+def refuse_alike(corpus: Corpus, by_speaker: Mapping[str, Sequence[str]]) -> None:
+    """Refuse speakers whose names look the same: one would be two.
+
+    Parameters
+    ----------
+    corpus : Corpus
+        Theirs.
+    by_speaker : mapping of str to sequence of str
+        Names of files by speaker.
+
+    Raises
+    ------
+    ValueError
+        If names differ in spaces, or in the Unicode form of letters, alone.
+    """
+    known: dict[str, str] = {}
+    for speaker in by_speaker:
+        other = known.setdefault(_plain(speaker), speaker)
+        if other != speaker:
+            first, second = (
+                f"{s!a} ({located(corpus, by_speaker[s][0])[0]})"
+                for s in (other, speaker)
+            )
+            raise ValueError(
+                f"The names of the speakers {first} and {second} differ in spaces or in the "
+                "Unicode form of letters alone. Give both one name, or another to one."
+            )
+
+
+def _plain(name: str) -> str:
+    """Give a name in one Unicode form, without spaces around it or two in it."""
+    if name.isascii() and name.isalnum():
+        return name
+    return " ".join(unicodedata.normalize("NFC", name).split())
+
+
+def refuse_shared_audio(audio: Iterable[tuple[str, str]]) -> None:
+    """Refuse one recording of two speakers, as where two corpora list the same files.
+
+    Parameters
+    ----------
+    audio : iterable of (str, str)
+        Speaker and path of each utterance.
+
+    Raises
+    ------
+    ValueError
+        It names both. Parts of one recording may be of several speakers.
+
+    Example
+    -------
+    >>> refuse_shared_audio([("a/ann", "r.wav/0+9.wav"), ("b/bob", "r.wav/9+9.wav")])
+    """
+    # By hashes, for they are many.
+    known: dict[int, tuple[str, str]] = {}
+    for speaker, path in audio:
+        segment = find_segment(path)
+        file = path if segment is None else segment.recording
+        try:
+            status = os.stat(file)
+            # Inode and device; not all file systems have an inode of each file's own.
+            recording: object = (*status[1:3], status.st_size, status.st_mtime_ns)
+        except OSError:
+            # In a packed folder or a tar.
+            recording = os.path.realpath(file)
+        # A whole recording has all of its parts, and a part what equals it.
+        own = ["whole"] if segment is None else [segment[1:], "a part"]
+        for part in ("whole", own[0] if segment else "a part"):
+            other, there = known.get(hash((recording, part)), (speaker, path))
+            if other != speaker:
+                raise ValueError(
+                    f"{path} of {speaker!r} is the same audio as {there} of {other!r}: one "
+                    "recording would be of two speakers. Leave one of the two out of "
+                    "data_folder."
+                )
+        for part in own:
+            known.setdefault(hash((recording, part)), (speaker, path))
+
+
+def refuse_one_folder_twice(corpus: Corpus, speakers: Iterable[str]) -> None:
+    """Refuse two speakers whose folders are one, by a link.
+
+    Parameters
+    ----------
+    corpus : Corpus
+        Theirs.
+    speakers : iterable of str
+        Their names.
+
+    Raises
+    ------
+    ValueError
+        It names both.
+    """
+    known: dict[str, Path] = {}
+    for folder in filter(None, map(corpus.folder_of, sorted(speakers))):
+        other = known.setdefault(os.path.realpath(folder), folder)
+        if other != folder:
+            raise ValueError(
+                f"{other} and {folder} are one folder, and would be two "
+                "speakers. Leave one of them out."
+            )
+
+
+def same_speakers(
+    corpus: Corpus, speakers: Iterable[str], others: Collection[str]
+) -> set[str]:
+    """Select the speakers who are among others, by name or by a link to their folder.
+
+    Names are equal that differ in spaces, or in the Unicode form of letters, alone.
+
+    Parameters
+    ----------
+    corpus : Corpus
+        Of the speakers.
+    speakers, others : iterable and collection of str
+        Their names.
+
+    Returns
+    -------
+    set of str
+        Of ``speakers``.
+
+    Example
+    -------
+    >>> sorted(same_speakers(VoxCelebFolder(Path("wav")), ["id1", "id2"], ["id2", "id3"]))
+    ['id2']
+    """
+    folders = filter(None, map(corpus.folder_of, others))
+    names = set(map(_plain, others))
+    behind = {os.path.realpath(folder) for folder in folders}
+
+    def is_other(speaker: str) -> bool:
+        folder = corpus.folder_of(speaker)
+        return folder is not None and os.path.realpath(folder) in behind
+
+    return {
+        speaker
+        for speaker in speakers
+        if _plain(speaker) in names
+        or _plain(corpus.also_known_as(speaker)) in names
+        or is_other(speaker)
+    }
 
 
 def held_out_speakers(

@@ -139,6 +139,7 @@ class Overview:
             },
             "utterances_of_a_speaker": _spread(list(of_speakers.values())),
             "single_speakers": self.single(),
+            "lost_speakers": list(self.account.lost),
             "short": {
                 "treated": self.settings.short,
                 "segment_seconds": self.settings.sentence_len,
@@ -161,7 +162,6 @@ class Overview:
     def text(self) -> str:
         """Write the figures, a histogram of lengths, and what is left out, in lines."""
         plain, single = self.plain(), self.single()
-        named = f", such as {', '.join(single[:_ROWS])}" if single else ""
         rows = {
             "utterances": f"{plain['utterances']:,} of {plain['seen']:,} files seen",
             "speakers": f"{plain['speakers']:,}",
@@ -173,8 +173,10 @@ class Overview:
             ),
             "seconds of an utterance": _words(plain["utterance_seconds"], ".2f"),
             "utterances of a speaker": _words(plain["utterances_of_a_speaker"], "g"),
-            "speakers with one utterance": f"{len(single):,}{named}",
+            "speakers with one utterance": f"{len(single):,}{_named(single)}",
         }
+        if lost := self.account.lost:
+            rows["speakers without utterances"] = f"{len(lost):,}{_named(lost)}"
         rows |= {how: f"{count:,}" for how, count in sorted(plain["treated"].items())}
         short = plain["short"]
         if short["utterances"]:
@@ -185,8 +187,9 @@ class Overview:
         lines += [f"{name:<{wide}}  {words or '-'}" for name, words in rows.items()]
         lines += ["", *self._bars()]
         if left := plain["left_out"]:
+            wide = max(wide - 2, *map(len, left))
             lines += ["", "Left out:"]
-            lines += [f"  {why:<{wide - 2}}  {count:,}" for why, count in left.items()]
+            lines += [f"  {why:<{wide}}  {count:,}" for why, count in left.items()]
         return "\n".join(lines).rstrip() + "\n"
 
     def _bars(self) -> list[str]:
@@ -252,6 +255,10 @@ def look_at(settings: DataSettings) -> Overview:
         for one in names.values()
     ]
     return Overview(account, settings, seconds, refused)
+
+
+def _named(speakers: Sequence[str]) -> str:
+    return f", such as {', '.join(speakers[:_ROWS])}" if speakers else ""
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:

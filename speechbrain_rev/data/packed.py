@@ -76,7 +76,12 @@ class PackedAudio:
             self._lengths = cast("NDArray[np.int64]", columns["lengths"])
             self._scales = cast("NDArray[np.float32]", columns["scales"])
             _check_samples(self._begins, self._lengths, self._scales, count)
-            _check_names(self.names, self._keys, self._places)
+            written = about.get("names")
+            if written != digest_of_names(self.names, self._keys, self._places):
+                # Earlier versions wrote none. It takes seconds for a million names.
+                _check_names(self.names, self._keys, self._places)
+                if written is not None:
+                    raise ValueError("its names are not those that were written")
         except ValueError as error:
             raise ValueError(
                 f"{index} is damaged: {error}. Delete {folder} and pack anew."
@@ -201,6 +206,29 @@ def key_of(name: bytes) -> int:
     """
     digest = hashlib.blake2b(name, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+def digest_of_names(
+    names: TextColumn, keys: NDArray[np.int64], places: NDArray[np.int64]
+) -> str:
+    """Digest what the check of names goes through, in a hundredth of its time.
+
+    Parameters
+    ----------
+    names : TextColumn
+        Of the files, sorted.
+    keys, places : numpy.ndarray, [files], int64
+        Of the names.
+
+    Returns
+    -------
+    str
+        32 hexadecimal digits.
+    """
+    made = hashlib.blake2b(digest_size=16)
+    for column in (names.data, names.ends, keys, places):
+        made.update(np.ascontiguousarray(column).data)
+    return made.hexdigest()
 
 
 _TYPES: dict[str, type[np.generic]] = {

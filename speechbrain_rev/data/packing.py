@@ -41,7 +41,7 @@ from .corpus import (
     OTHER_SUFFIXES,
     audio_files,
     inside,
-    without_originals,
+    originals,
 )
 from .packed import (
     INDEX,
@@ -50,6 +50,7 @@ from .packed import (
     SAMPLES,
     SUFFIX,
     VERSION,
+    digest_of_names,
     forget,
     key_of,
 )
@@ -200,8 +201,9 @@ class Packing:
             [key_of(os.fsencode(names[row])) for row in order], dtype=np.int64
         )
         places = np.argsort(keys)
+        texts = TextColumn.of(names[row] for row in order)
         columns: dict[str, TextColumn | NDArray[Any]] = {
-            "names": TextColumn.of(names[row] for row in order),
+            "names": texts,
             "keys": keys[places],
             "places": places,
             "begins": begins[order],
@@ -212,6 +214,7 @@ class Packing:
             "version": VERSION,
             "sample_rate": str(self._about["sample_rate"]),
             "samples": str(int(lengths.sum())),
+            "names": digest_of_names(texts, keys[places], places),
         }
         with self._named():
             save_columns(self.folder / INDEX, columns, about)
@@ -375,7 +378,9 @@ def pack(
     """
     refuse_lists(source)
     locate = partial(inside, source, within=None if outside_files else source)
-    files = without_originals(audio_files(source, AUDIO_SUFFIXES + OTHER_SUFFIXES))
+    found = audio_files(source, AUDIO_SUFFIXES + OTHER_SUFFIXES)
+    converted = originals(found)
+    files = [path for path in found if path not in converted]
     names = [path.relative_to(source).as_posix() for path in files]
 
     def read(name: str) -> Checked | FileProblem:
@@ -422,6 +427,11 @@ def pack(
                     (packed / name).parent.mkdir(exist_ok=True)
                     write_whole(packed / name, file.read())
         made.finish()
+    if converted:
+        tqdm.write(
+            f"Not packed, for a WAV or FLAC was made of them: {len(converted)} files, such "
+            f"as {min(converted)}."
+        )
     if treated:
         counts = ", ".join(f"{how}: {count}" for how, count in sorted(treated.items()))
         tqdm.write(f"Of {len(left)} files packed now, {counts}.")

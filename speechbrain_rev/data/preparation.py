@@ -9,6 +9,7 @@
 - accounting.csv: how many files were seen, used, and left out for which reason
 - left_out.csv: each file that is left out, and why
 - single_speakers.txt: speakers with one utterance to train on
+- lost_speakers.txt: speakers of whom no utterance can be used
 - prepared.json: the settings
 - SHA256SUMS: checksums of the lists and the settings, which are compared when one is read
 """
@@ -38,7 +39,7 @@ from speechbrain_rev.whole_files import (
 )
 
 from .accounting import (
-    BESIDE,
+    LOST,
     TESTED,
     count_short,
     refuse_few_speakers,
@@ -47,6 +48,7 @@ from .accounting import (
 )
 from .checking import Wrong, report_problems
 from .corpora import absolute
+from .corpus import BESIDE, HIDDEN, ORIGINAL
 from .labels import read_labels, write_labels
 from .listing import (
     VALIDATED_SECONDS,
@@ -99,6 +101,10 @@ class Prepared:
         Utterances that are trained on and shorter than a segment.
     short_left_out : int
         Utterances left out because they are shorter than a segment.
+    aside : int
+        Hidden files, and originals beside the WAV or FLAC that was made of them.
+    lost : int
+        Speakers in no trial list of whom no utterance can be used.
 
     Example
     -------
@@ -119,12 +125,14 @@ class Prepared:
     treated: Mapping[str, int] = field(default_factory=dict)
     short: int = 0
     short_left_out: int = 0
+    aside: int = 0
+    lost: int = 0
 
     def accounts_for_all(self) -> bool:
         """Return whether each file that was seen is in one of the counts."""
         used = self.utterances + self.held_out
         without = self.left_out + self.dropped + self.passed_over + self.short_left_out
-        return self.seen in (None, used + without)
+        return self.seen in (None, used + without + self.aside)
 
     def in_words(self) -> str:
         """Return all counts in sentences."""
@@ -132,6 +140,11 @@ class Prepared:
         beside = ""
         if self.passed_over:
             beside = f"Passed over beside the speakers' folders: {self.passed_over}. "
+        if self.aside:
+            beside += f"Hidden, or converted to WAV or FLAC: {self.aside}. "
+        lost = ""
+        if self.lost:
+            lost = f" Speakers without a usable utterance: {self.lost}."
         counts = [f"{how}: {count}" for how, count in sorted(self.treated.items())]
         treated = f"Of those used, {', '.join(counts)}. " if counts else ""
         short = ""
@@ -145,7 +158,7 @@ class Prepared:
             f"Validation: {self.valid_trials} trials, {self.held_out} utterances held "
             f"out. Left out because their speakers are in trial lists: {self.left_out}. "
             f"Dropped because they cannot be used: {self.dropped}. {beside}{treated}{short}"
-            f"Speakers with one utterance only: {self.single}."
+            f"Speakers with one utterance only: {self.single}.{lost}"
         )
 
 
@@ -208,7 +221,7 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
         if begun:
             logger.warning(
                 f"{save_folder.parent} goes on with the files that it began with: "
-                f"{', '.join(checks)} apply before training begins only."
+                f"{', '.join(checks)} apply only before a run begins."
             )
             return read_prepared(save_folder)
     elif begun and not same:
@@ -274,6 +287,8 @@ def _write_lists(
         treated=dict(account.treated),
         short=count_short(utterances, settings),
         short_left_out=reasons.get(Wrong.SHORT.words, 0),
+        aside=reasons.get(HIDDEN, 0) + reasons.get(ORIGINAL, 0),
+        lost=len(account.lost),
     )
     assert prepared.accounts_for_all()
     write_account(
@@ -284,6 +299,11 @@ def _write_lists(
         single=single,
         settings=settings,
     )
+    if account.lost:
+        logger.warning(
+            f"{len(account.lost)} speakers have no utterance that can be used, such as "
+            f"{account.lost[0]}. {save_folder / LOST} lists all."
+        )
     # Checksums go first and come last: they vouch for the lists.
     (save_folder / SUMS).unlink(missing_ok=True)
     write_manifest(save_folder / TRAIN, utterances)
@@ -340,7 +360,7 @@ def read_prepared(save_folder: str | Path) -> Prepared:
         if not Path(save_folder, name).is_file():
             raise ValueError(
                 f"{save_folder} has a {RECORD} but no {name}. Bring the file back; where "
-                f"no training has begun, deleting {RECORD} lists the data anew."
+                f"no run has begun, deleting {RECORD} lists the data anew."
             )
         check_sum(Path(save_folder, name))
     return Prepared(**_record(save_folder)["prepared"])
@@ -355,7 +375,7 @@ def _record(save_folder: str | Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(
             f"{path} is damaged ({error}). Bring back the file as it was; where no "
-            "training has begun, deleting it lists the data anew."
+            "run has begun, deleting it lists the data anew."
         ) from error
     return record
 

@@ -9,8 +9,10 @@ import soundfile
 
 from speechbrain_rev.data import accounting, read_manifest
 from speechbrain_rev.data.checking import Wrong
+from speechbrain_rev.data.corpus import BESIDE, HIDDEN, ORIGINAL
 from speechbrain_rev.data.dataset import ChunkDataset
 from speechbrain_rev.data.listing import DataSettings, list_speech
+from speechbrain_rev.data.overview import look_at
 from tests.corpus import RATE, write_corpus
 
 #: Where each file that is left out lies below the data folder, and why it is.
@@ -21,8 +23,12 @@ LEFT = {
     "wav/id9/s/empty.wav": Wrong.EMPTY.words,
     "wav/id9/s/silent.wav": Wrong.SILENT.words,
     "wav/id9/s/short.wav": Wrong.SHORT.words,
+    "wav/id9/s/call.amr": Wrong.SUFFIX.words,
+    "wav/id9/s/good.ogg": ORIGINAL,
+    "wav/id8/s/none.wav": Wrong.EMPTY.words,
     "wav/nobody.wav": Wrong.NO_SPEAKER.words,
-    "beside.wav": accounting.BESIDE,
+    "wav/.cache/s/old.wav": HIDDEN,
+    "beside.wav": BESIDE,
     **{
         f"wav/{speaker}/s00/00000.wav": accounting.TESTED
         for speaker in ("id00000", "id00001")
@@ -44,14 +50,19 @@ def one_of_each(tmp_path):
         "silent.wav": (0 * noise, RATE),
         "short.wav": (noise[: RATE // 2], RATE),
         "good.wav": (noise, RATE),
+        "more.wave": (noise, RATE),
+        "../../id8/s/none.wav": (noise[:0], RATE),
+        "../../.cache/s/old.wav": (noise, RATE),
         "../../nobody.wav": (noise, RATE),
         "../../../beside.wav": (noise, RATE),
     }
     bad = folder / "wav/id9/s"
     bad.mkdir(parents=True)
-    (bad / "other.wma").write_bytes(b"\0")
+    for name in ("other.wma", "call.amr", "good.ogg"):
+        (bad / name).write_bytes(b"\0")
     for name, (wav, rate) in files.items():
-        soundfile.write(bad / name, wav, rate)
+        (bad / name).parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(bad / name, wav, rate, format="WAV")
     a, b = (f"id0000{s}/s00/00000.wav" for s in range(2))
     (tmp_path / "trials.txt").write_text(f"1 {a} {a}\n0 {a} {b}\n")
     return {
@@ -65,7 +76,7 @@ def one_of_each(tmp_path):
 
 @pytest.mark.parametrize("short", ["repeat", "pad", "drop"])
 def test_seen_are_used_and_left_out_by_file_and_by_reason(
-    prepared, one_of_each, tmp_path, short
+    prepared, one_of_each, tmp_path, short, caplog
 ):
     summary = prepared(**one_of_each, short=short)
     save, data = tmp_path / "save", one_of_each["data"]
@@ -83,7 +94,7 @@ def test_seen_are_used_and_left_out_by_file_and_by_reason(
     audio = {
         path.relative_to(data).as_posix()
         for path in data.rglob("*")
-        if path.suffix in (".wav", ".wma")
+        if path.suffix in (".wav", ".wave", ".wma", ".amr", ".ogg")
     }
     assert used | left.keys() == audio
     assert not used & left.keys()
@@ -102,7 +113,14 @@ def test_seen_are_used_and_left_out_by_file_and_by_reason(
     lengthened = counts.get(f"of the used: shorter than a segment and {how}", 0)
     assert (summary.short, summary.short_left_out) == (lengthened, short == "drop")
     assert lengthened == (short != "drop")
-    single = ["id00002", "id00003"] + ["id9"] * (short == "drop")
+    single = ["id00002", "id00003"]
+    assert (save / "lost_speakers.txt").read_text().split() == ["id8"]
+    assert "1 speakers have no utterance that can be used, such as id8" in caplog.text
+    assert "without a usable utterance: 1." in summary.in_words()
+    settings = {k: v for k, v in one_of_each.items() if k != "data"}
+    overview = look_at(DataSettings(str(data), **settings))
+    assert overview.plain()["lost_speakers"] == ["id8"]
+    assert "speakers without utterances  1, such as id8\n" in overview.text()
     assert (save / "single_speakers.txt").read_text().split() == single
     assert summary.single == len(single)
     assert "Shorter than a segment: " in summary.in_words()

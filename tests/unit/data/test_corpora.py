@@ -163,6 +163,55 @@ def test_corpora_that_overlap_are_refused(corpus, tmp_path):
         open_corpus([corpus, corpus])
 
 
+def as_links(rows, folder):
+    for number, (_, path, speaker) in enumerate(rows):
+        link = folder / f"x{speaker}" / f"{number}.wav"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    return folder
+
+
+def as_parts(rows, folder):
+    lines = [f"{n},{p},0,400,{s}" for n, p, s in rows]
+    return (
+        write_tables(folder, **{"p.csv": ["ID,wav,start,stop,spk_id", *lines]})
+        / "p.csv"
+    )
+
+
+def as_list(rows, folder):
+    lines = [f"{n},{p},{s}" for n, p, s in rows]
+    return write_tables(folder, **{"l.csv": ["ID,wav,spk_id", *lines]}) / "l.csv"
+
+
+@pytest.mark.parametrize("write", [as_list, as_kaldi, as_links, as_parts])
+def test_corpora_that_list_the_same_files_are_refused(
+    write, corpus, prepared, tmp_path
+):
+    rows = rows_of(corpus)
+    other = write(rows[4:], tmp_path / "other")
+    settings = {"outside_files": True}
+    with pytest.raises(
+        ValueError, match=r"is the same audio as .*00000\.wav of 'corpus"
+    ):
+        prepared_of(prepared, [str(corpus), str(other)], **settings)
+    # In a trial list the one, the other would be trained on.
+    name = "id00001/s00/00000.wav"
+    lines = f"1 {name} {name}\n0 {name} id00002/s00/00000.wav\n"
+    (tmp_path / "trials.txt").write_text(lines)
+    settings["trial_lists"] = (str(tmp_path / "trials.txt"),)
+    other = write(rows[4:8], tmp_path / "again")
+    with pytest.raises(ValueError, match="is the same audio as"):
+        prepared_of(prepared, [str(corpus), str(other)], **settings)
+
+
+def test_parts_of_one_recording_may_be_of_two_corpora(corpus, prepared, tmp_path):
+    rows = rows_of(corpus)
+    paths = [as_parts(rows, tmp_path / "a"), tmp_path / "b.csv"]
+    paths[1].write_text(paths[0].read_text().replace(",0,400,", ",400,800,"))
+    assert prepared_of(prepared, list(map(str, paths))).seen == 48
+
+
 @pytest.mark.parametrize(
     "layout", ["Kaldi directory", "WeSpeaker's list", "tar", "csv"]
 )

@@ -10,11 +10,8 @@ import pytest
 import speechbrain_rev
 from speechbrain_rev.data import VoxCelebFolder, audio_files
 from speechbrain_rev.data.corpora import find_files
-from speechbrain_rev.data.corpus import (
-    OutsideError,
-    refuse_one_folder_twice,
-    same_speakers,
-)
+from speechbrain_rev.data.corpus import HIDDEN, ORIGINAL, OutsideError
+from speechbrain_rev.data.listing import refuse_one_folder_twice, same_speakers
 
 
 def write(folder, *names, content=b""):
@@ -43,11 +40,29 @@ def test_audio_files_are_found_at_any_depth_and_through_links(tmp_path):
     assert names == ["a.wav", "b/1.wav", "b/c/2.FLAC", "d/1.wav", "d/c/2.FLAC"]
 
 
+def test_links_that_lead_to_each_other_are_named(tmp_path):
+    write(tmp_path, "a/1.wav", "b/s/2.wav")
+    (tmp_path / "a/to_b").symlink_to(tmp_path / "b")
+    assert len(audio_files(tmp_path)) == 3
+    (tmp_path / "b/s/to_a").symlink_to(tmp_path / "a")
+    with pytest.raises(
+        ValueError, match=r"s/to_a is a link to .*/a, and .* leads back"
+    ):
+        audio_files(tmp_path)
+
+
 def test_names_are_listed_in_one_order_and_one_by_one(root):
     write(root, "id1/s0/9.m4a", "id1/s0/8.m4a", "id1/s0/8.flac", "id1/s0/notes.txt")
     names = ["id1/s0/0.wav", "id1/s0/8.flac", "id1/s0/9.m4a", "id1/s1/1.wav"]
     names += ["id2/s0/0.wav", "id2/s1/1.wav"]
     corpus = VoxCelebFolder(root)
+    assert list(corpus.utterances()) == names
+    write(root, ".trash/s0/1.wav", "id1/s0/._0.wav")
+    assert {name: reason for name, reason in corpus.audio() if reason} == {
+        "id1/s0/8.m4a": ORIGINAL,
+        ".trash/s0/1.wav": HIDDEN,
+        "id1/s0/._0.wav": HIDDEN,
+    }
     assert list(corpus.utterances()) == names
     (root / "id2/gone").symlink_to(root / "a disk that is not there")
     listed = corpus.utterances()
@@ -146,6 +161,11 @@ def test_speakers_by_a_link_are_the_same_or_refused(root):
     (root / "alias").symlink_to(root / "id1")
     corpus = VoxCelebFolder(root)
     assert same_speakers(corpus, ["alias", "id1", "id2"], ["id1"]) == {"alias", "id1"}
+    # Names of trial lists may be written in another form of Unicode.
+    assert same_speakers(corpus, ["Jos\u00e9", "ann "], ["Jose\u0301", "ann"]) == {
+        "Jos\u00e9",
+        "ann ",
+    }
     refuse_one_folder_twice(corpus, ["alias", "id2"])
     with pytest.raises(ValueError, match=r"alias and .*id1 are one folder"):
         refuse_one_folder_twice(corpus, ["alias", "id1"])

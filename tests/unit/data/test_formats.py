@@ -13,6 +13,7 @@ import torch
 
 from speechbrain_rev.data import FORMATS, open_corpus, read_audio, read_manifest
 from speechbrain_rev.data.formats import read_lhotse
+from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.packing import pack
 
 
@@ -151,7 +152,7 @@ def placed(name):
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, to)
         if "train-clean" in name:
-            (folder / "SPEAKERS.TXT").touch()
+            (folder / "SPEAKERS.TXT").write_text("; of LibriSpeech\n")
         if name.startswith("data/"):
             dev = sorted({speaker for *_, speaker in rows})
             write_tables(folder / "dev", **{"dev.lst": dev})
@@ -211,7 +212,8 @@ def test_a_packed_folder_is_recognised_as_what_it_was(layout, corpus, tmp_path):
         data = placed("mine/{speaker}/7/{number:04}.wav")(
             rows_of(corpus), tmp_path / "data"
         )
-        (data / "SPEAKERS.TXT").touch()
+        lines = [";ID  |SEX", *(f"id0000{n} | F | mine" for n in range(6))]
+        write_tables(data, **{"SPEAKERS.TXT": lines})
         layout = "LibriSpeech"
     else:
         data = LAYOUTS[layout](rows_of(corpus), tmp_path / "data")
@@ -259,7 +261,8 @@ def test_speakers_outside_cncelebs_development_set_are_passed_over(
     corpus, prepared, tmp_path
 ):
     data = LAYOUTS["CN-Celeb"](rows_of(corpus), tmp_path / "data")
-    write_tables(data / "dev", **{"dev.lst": [f"id0000{n}" for n in range(4)]})
+    # Spaces behind a name are none of it.
+    write_tables(data / "dev", **{"dev.lst": [f"id0000{n} " for n in range(4)]})
     summary = prepared(data)
     assert (summary.speakers, summary.passed_over, summary.seen) == (4, 8, 24)
     assert open_corpus(data).session("id00000/singing-01-000.wav") == "singing-01"
@@ -307,6 +310,7 @@ BAD_TABLES = [
     ({"segments": ["u1 u2 0 1"]}, "line 1: wav.scp has no 'u2'"),
     ({"segments": ["u2 u1 0 1"]}, "no line of 'u1' of utt2spk"),
     ({"utt2spk": [""]}, "utt2spk"),
+    ({"reco2file_and_channel": ["u1 u1 0"]}, "line 1: the channel is '0'"),
 ]
 BAD_FILES = [
     ("a.csv", "ID,spk_id\nu,ann\n", r"without \['wav'\]"),
@@ -329,6 +333,17 @@ BAD_FILES = [
         "twice, of 'ann' and of 'bob'",
     ),
     ("a.csv", "ID,wav,spk_id\n", "lists no utterance"),
+    ("a.csv", f"ID,wav,{'x' * 140_000}\nu,a,b\n", "line 1: it is no CSV"),
+    (
+        "a.jsonl",
+        '{"id": "r", "sources": []}\n',
+        "line 1: .* of the recordings of lhotse",
+    ),
+    (
+        "a.jsonl",
+        '{"id": "s", "recording_id": "r"}',
+        "line 1: .* of the supervisions of",
+    ),
     ("a.csv", b"ID,wav,spk_id\nu,a.wav,\xff\n", "UTF-8"),
     ("a.json", '{"u": {"wav": "a.wav"}}', r"utterance 1 \('u'\): it has no speaker"),
     ("a.json", '{"u": {"wav": "a.wav", "spk_id": 3}}', "'u': 3 is no name"),
@@ -383,7 +398,7 @@ def test_bad_rows_of_kaldi_are_named_and_nothing_runs(
     good = {"wav_scp": ["u1 a.wav"], "utt2spk": ["u1 ann"]}
     refused(write_tables(tmp_path / "kaldi", **{**good, **tables}), prepared, match)
     assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(
-        ["kaldi", "save", *(n.replace("_", ".") for n in {**good, **tables})]
+        ["kaldi", "save", *(n.replace("v_s", "v.s") for n in {**good, **tables})]
     )
 
 
@@ -624,6 +639,29 @@ def test_the_channel_of_a_row_is_read_whatever_is_chosen_for_others(
         data = tmp_path / "a.csv"
     prepared(data, channel=channel)
     assert heard(tmp_path / "save/train.csv") == heard(tmp_path / "reference/train.csv")
+
+
+@pytest.mark.parametrize(
+    ("channels", "stereo", "cut"),
+    [("AB", True, False), ("AB", True, True), ("12", True, False), ("BB", False, True)],
+)
+def test_the_channel_of_reco2file_and_channel_is_read(
+    channels, stereo, cut, corpus, prepared, tmp_path
+):
+    """Of a file of one channel it says which one the file was made of."""
+    prepared(save="reference")
+    rows = rows_of(corpus)
+    rows = as_stereo(rows, tmp_path / "stereo") if stereo else rows
+    data = as_kaldi(rows, tmp_path / "kaldi")
+    names = [name for name, *_ in rows]
+    lines = [f"{n} {n} {channels[k % 2]}" for k, n in enumerate(names)]
+    parts = {"segments": [f"{n} {n} 0 -1" for n in names]} if cut else {}
+    write_tables(data, reco2file_and_channel=lines, **parts)
+    prepared(data)
+    assert heard(tmp_path / "save/train.csv") == heard(tmp_path / "reference/train.csv")
+    before = DataSettings(str(data)).fingerprint()
+    write_tables(data, reco2file_and_channel=lines[1:])
+    assert DataSettings(str(data)).fingerprint() != before
 
 
 def test_a_channel_that_a_file_has_not_is_named(corpus, prepared, tmp_path):

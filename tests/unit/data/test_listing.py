@@ -358,6 +358,62 @@ class TestFolders:
         with pytest.raises(ValueError, match=r"such as vox1/wav, vox2/dev/aac: each w"):
             prepared(tmp_path / "data")
 
+    @pytest.mark.parametrize("depth", ["", "/wav"])
+    def test_folders_of_a_split_are_no_speakers(
+        self, prepared, corpus, tmp_path, depth, caplog
+    ):
+        data = tmp_path / "data"
+        for number, name in enumerate(("train", "dev-clean", "Test", "eval")):
+            for speaker in SPEAKERS[number : number + 2]:
+                to = data / depth.strip("/") / name / f"{number}{speaker}"
+                shutil.copytree(corpus / "wav" / speaker, to)
+        with pytest.raises(
+            ValueError, match=r"called Test, dev-clean, eval, train in .*speaker_from=2"
+        ):
+            prepared(data)
+        assert prepared(data, speaker_from=2).speakers == 8
+        assert prepared(data, "one", speaker_from=1).speakers == 4
+        assert "Folders called" not in caplog.text
+        shutil.copytree(corpus / "wav/id00005", data / depth.strip("/") / "id00005")
+        prepared(data, "other")
+        assert "called Test, dev-clean, eval, train in" in caplog.text
+
+    def test_hidden_folders_and_stray_lists_change_no_speaker(
+        self, prepared, corpus, tmp_path
+    ):
+        data = tmp_path / "data"
+        shutil.copytree(corpus / "wav", data)
+        (data / "SPEAKERS.TXT").write_text("Thanks to all \xe9\n", encoding="latin-1")
+        for folder in (".cache", ".Trash-1000"):
+            shutil.copytree(data / "id00000/s00", data / folder / "s")
+        summary = prepared(data)
+        assert (summary.speakers, summary.seen, summary.aside) == (6, 28, 4)
+        assert "Hidden, or converted to WAV or FLAC: 4." in summary.in_words()
+
+    @pytest.mark.parametrize(
+        "names", [("ann", "ann "), ("Jos\u00e9", "Jose\u0301"), ("a b", "a  b")]
+    )
+    def test_speakers_whose_names_look_the_same_are_refused(
+        self, prepared, corpus, tmp_path, names
+    ):
+        for speaker, name in zip(SPEAKERS, names, strict=False):
+            shutil.copytree(corpus / "wav" / speaker, tmp_path / "data" / name)
+        with pytest.raises(ValueError, match="differ in spaces or in the Unicode form"):
+            prepared(tmp_path / "data")
+
+    def test_the_file_that_keeps_a_folder_from_being_flat_is_named(
+        self, prepared, corpus, tmp_path, caplog
+    ):
+        for name, path, _ in rows_of(corpus):
+            (tmp_path / "data").mkdir(exist_ok=True)
+            shutil.copy(path, tmp_path / "data" / f"{name.replace('-', '_', 1)}.wav")
+        assert prepared(tmp_path / "data").speakers == 6
+        shutil.copy(path, tmp_path / "data/odd.wav")
+        with pytest.raises(ValueError, match="25 no speaker's folder"):
+            prepared(tmp_path / "data", "again")
+        assert "24 of 25 files are speaker_utterance files in one" in caplog.text
+        assert "but odd.wav is not one" in caplog.text
+
     def test_a_folder_that_cannot_be_listed_is_an_error(self, prepared, monkeypatch):
         scandir = os.scandir
 
@@ -523,6 +579,33 @@ class TestKaldisTrials:
             ValueError, match=r"'id00001' is enrolled with utterances of"
         ):
             prepared(self.data, trial_lists=(str(trials),))
+
+    @pytest.mark.parametrize(
+        ("where", "named"),
+        [
+            ("trials", r"trials: 1 utterances .* such as 'u9', which .*kaldi does not"),
+            (
+                "spk2utt",
+                r"spk2utt: 1 utterances .* such as 'u9', which .*kaldi does not",
+            ),
+        ],
+    )
+    def test_an_utterance_that_is_not_in_the_list_is_named(
+        self, trials, prepared, tmp_path, where, named
+    ):
+        path = tmp_path / where
+        path.write_text(path.read_text().replace("id00001-s00-00001", "u9"))
+        path.write_text(path.read_text().replace("id00002-s01-00000", "u9"))
+        with pytest.raises(ValueError, match=named):
+            prepared(self.data, trial_lists=(str(trials),))
+
+    def test_a_missing_file_of_a_model_is_named_with_its_list(
+        self, trials, prepared, caplog
+    ):
+        scp = self.data / "wav.scp"
+        scp.write_text(scp.read_text().replace("id00001/s00/00001", "nowhere"))
+        prepared(self.data, trial_lists=(str(trials),))
+        assert f"nowhere.wav. {self.spk2utt} names it." in caplog.text
 
     def test_another_spk2utt_file_is_another_setting(self, trials):
         settings = DataSettings(str(self.data), trial_lists=(str(trials),))
