@@ -279,22 +279,30 @@ def list_speech(settings: DataSettings) -> ListedSpeech:
     if settings.speaker_from is None:
         for key, part in corpus.parts().items():
             before = f"{key}/" if key else ""
-            names = [s for s in listing.by_speaker if s.startswith(before)]
-            _refuse_splits(part, [name.removeprefix(before) for name in names])
+            _refuse_splits(
+                part,
+                {
+                    speaker.removeprefix(before): names[0].removeprefix(before)
+                    for speaker, names in listing.by_speaker.items()
+                    if speaker.startswith(before)
+                },
+            )
     return listing
 
 
-def _refuse_splits(corpus: Corpus, speakers: Collection[str]) -> None:
+def _refuse_splits(corpus: Corpus, speakers: Mapping[str, str]) -> None:
     """Refuse folders such as train and test, each of which would be one speaker."""
     if not isinstance(corpus, VoxCelebFolder):
         return
     splits = sorted(filter(_SPLIT.fullmatch, speakers))
     words = f"{', '.join(splits[: _EXAMPLES + 1])} in {corpus.root}"
     if splits and len(splits) == len(speakers):
+        name = speakers[splits[-1]]
         raise ValueError(
             f"Folders called {words} would be taken for speakers. Give the one to train on "
             f"as data_folder ({corpus.root / splits[-1]}), or the level of the speakers' "
-            "folders (--speaker_from=2). If these are speakers, give --speaker_from=1."
+            f"folders (--speaker_from=2 takes {name.split('/')[1]!r} of {name}). If these are "
+            "speakers, give --speaker_from=1."
         )
     if splits:
         logger.warning(

@@ -368,7 +368,8 @@ class TestFolders:
                 to = data / depth.strip("/") / name / f"{number}{speaker}"
                 shutil.copytree(corpus / "wav" / speaker, to)
         with pytest.raises(
-            ValueError, match=r"called Test, dev-clean, eval, train in .*speaker_from=2"
+            ValueError,
+            match=r"called Test, dev-clean, eval, train in .*=2 takes '0id00000' of",
         ):
             prepared(data)
         assert prepared(data, speaker_from=2).speakers == 8
