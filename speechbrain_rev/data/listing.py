@@ -408,7 +408,7 @@ def tested_speakers(corpus: Corpus, settings: DataSettings) -> set[str]:
         trials = read_trials(path)
         speakers = {n: corpus.speaker(n) or n for n in trials.utterances}
         _refuse_unknown(path, trials, corpus)
-        _refuse_other_names(path, trials, speakers)
+        _refuse_other_names(path, trials, speakers, corpus)
         files = find_files(corpus, trials.utterances)
         files.refuse_outside(path, trials.utterances)
         missing = lacking or files.lacking()
@@ -449,7 +449,9 @@ def _refuse_unknown(path: str, trials: Trials, corpus: Corpus) -> None:
         )
 
 
-def _refuse_other_names(path: str, trials: Trials, by_name: Mapping[str, str]) -> None:
+def _refuse_other_names(
+    path: str, trials: Trials, by_name: Mapping[str, str], corpus: Corpus
+) -> None:
     """Refuse names that do not begin with the speaker: nobody would be left out."""
     for model, files in trials.models.items():
         if len(whose := {by_name[name] for name in files}) > 1:
@@ -460,6 +462,12 @@ def _refuse_other_names(path: str, trials: Trials, by_name: Mapping[str, str]) -
     for label, *names in zip(trials.labels, trials.enrol, trials.test, strict=True):
         speakers = [by_name[trials.files(names[0])[0]], by_name[names[1]]]
         if (speakers[0] == speakers[1]) != bool(label):
+            if not any(part.speakers_in_names for part in corpus.parts().values()):
+                raise ValueError(
+                    f"{path}: the trial {label} {' '.join(names)} is of {speakers[0]!r} and "
+                    f"{speakers[1]!r} by the list of the corpus ({corpus.format}). Correct "
+                    "the label of the trial, or the speakers of that list."
+                )
             raise ValueError(
                 f"{path}: the trial {label} {' '.join(names)} is of the speakers "
                 f"{speakers[0]!r} and {speakers[1]!r}, which contradicts its label: "

@@ -600,6 +600,15 @@ class TestKaldisTrials:
         with pytest.raises(ValueError, match=named):
             prepared(self.data, trial_lists=(str(trials),))
 
+    def test_a_label_that_contradicts_the_list_is_named(self, trials, prepared):
+        lines = trials.read_text().split()
+        lines[2::3] = reversed(lines[2::3])
+        trials.write_text("{} {} {}\n{} {} {}\n".format(*lines))
+        with pytest.raises(
+            ValueError, match=r"'id00001' by the list of .*Kaldi directory"
+        ):
+            prepared(self.data, trial_lists=(str(trials),))
+
     def test_a_missing_file_of_a_model_is_named_with_its_list(
         self, trials, prepared, caplog
     ):
