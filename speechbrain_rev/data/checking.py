@@ -23,7 +23,7 @@ from .reading import MIX, AudioInfo, audio_info, check_channel, read_audio
 
 #: How many files threads are ahead at most.
 AHEAD = 256
-#: An utterance of which no sample is above this is silent: 6 steps of 16 bits.
+#: An utterance of which no sample is above this is silent: 6 steps of a 16-bit sample.
 SILENCE = 2e-4
 #: What is done to audio when it is read.
 RESAMPLED, MIXED, CHOSEN = "resampled", "channels mixed", "one of several channels"

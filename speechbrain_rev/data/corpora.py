@@ -180,7 +180,7 @@ class ListedCorpus(Corpus):
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Put off the search for garbage, which would go through millions of rows many times."""
+    """Delay garbage collection, which would go through millions of rows many times."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -42,7 +42,7 @@ _STREAMS = (range(0x7EFF_0000, 0x8000_1000), range(0xFFFF_0000, 2**32))
 _LOSSY = ("OGG", "MP3")
 # An OGG page has at most as many bytes; its head has as many.
 _OGG_PAGE_BYTES, _OGG_HEAD_BYTES = 27 + 255 + 255 * 255, 27
-# Bytes behind the samples that are no chunk and are passed over, 32 ms of 16 bits at 16 kHz;
+# Bytes behind the samples that are no chunk and are passed over, 32 ms of 16-bit samples at 16 kHz;
 # what tags begin with, which may be longer; and how much is looked at.
 _MOST_PASSED_OVER, _LOOKED_AT = 1024, 2**16
 _TAGS = (b"TAG", b"ID3", b"APETAGEX")

@@ -70,7 +70,7 @@ def find_segment(path: str | Path) -> Segment | None:
     True
     """
     text = os.fspath(path)
-    # Most paths have none, and are told apart at once.
+    # Most paths have none, which is seen at once.
     found = _SEGMENT.fullmatch(text) if "+" in text else None
     # A folder, a packed one or a tar may hold a file of such a name.
     if found is None or os.path.isdir(found[1]) or _is_in(path):
