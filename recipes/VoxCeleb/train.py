@@ -53,6 +53,7 @@ from speechbrain_rev.training.run_settings import (
     already_finished,
     finish,
     finished,
+    goes_on_otherwise,
     kept_in,
     mark_finished,
     owned,
@@ -203,6 +204,9 @@ def self_test(argv):
 def train(text, settings, run_opts, folder, dry):
     """Train, or take two steps and print how long training would take."""
     begin_log(settings["output_folder"])
+    otherwise = goes_on_otherwise(settings)
+    if otherwise:
+        run_on_main(print, args=[otherwise])
     prepared = list_data(settings)
     run_on_main(write_hyperparams, args=[folder, text, settings, prepared])
     text = (folder / HYPERPARAMS).read_text(encoding="utf-8")

@@ -26,6 +26,7 @@ _SETTINGS = {
     "channel": ("NUMBER|mix", "what is read of several channels"),
     "train_list": ("FILE", "lines 'speaker path': only these are read"),
     "trial_lists": ("'[FILE, ...]'", "lists whose speakers are left out"),
+    "trials_folder": ("FOLDER", "speech of the trial lists (default: PATH)"),
     "bad_files": ("refuse|drop", "what is done about files that cannot be used"),
     "check_audio": ("true|false", "decode each file: finds silence, NaN and damage"),
     "any_extension": ("true|false", "take .flac where a list has .wav, or the reverse"),
@@ -105,7 +106,10 @@ def _settings(parsed: argparse.Namespace) -> DataSettings:
     text = compose(["revnet57", "--data_folder=.", "--output_folder=.", *options]).text
     settings = DataSettings.of(plain_settings(text))
     folders = parsed.paths[0] if len(parsed.paths) == 1 else parsed.paths
-    return replace(settings, data_folder=folders, trials_folder=None, valid_speakers=0)
+    tested = settings.trials_folder if parsed.trials_folder else None
+    return replace(
+        settings, data_folder=folders, trials_folder=tested, valid_speakers=0
+    )
 
 
 def _draw(overview: Overview, paths: Sequence[str], picture: str) -> None:

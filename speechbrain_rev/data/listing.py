@@ -654,7 +654,7 @@ def held_out_speakers(
     if not 2 <= settings.valid_speakers <= len(speakers) - 2:
         raise ValueError(
             f"valid_speakers is {settings.valid_speakers}, of {len(speakers)} speakers. "
-            f"Give 0 (no validation) or 2 to {len(speakers) - 2}."
+            f"Give 0 (no validation) or 2 to {len(speakers) - 2} (the default is 40)."
         )
     draws = generator("held out", settings.seed)
     order = torch.randperm(len(speakers), generator=draws).tolist()

@@ -68,7 +68,8 @@ class EpochBatchSampler(Sampler[list[tuple[int, int]]]):
         if utterances < batch_size:
             raise ValueError(
                 f"There are {utterances} utterances, fewer than one step takes "
-                f"(batch_size {batch_size}). Lower batch_size."
+                f"(batch_size {batch_size}). Lower batch_size, or valid_speakers, who are "
+                "held out."
             )
         self.utterances = utterances
         self.batch_size = batch_size

@@ -110,10 +110,45 @@ def already_finished(settings: Mapping[str, Any]) -> str:
         the data are left out, and paths in output_folder, and settings that the run of an
         earlier version did not know.
     """
+    output, changes = settings["output_folder"], _changes(settings)
+    without_effect = f" These settings had no effect: {'; '.join(changes)}."
+    return (
+        f"{output} is a finished run of at least {settings['number_of_epochs']} epochs: "
+        "nothing is trained or changed. To train on, give more by --number_of_epochs; to "
+        f"train anew, another output_folder.{without_effect * bool(changes)}"
+    )
+
+
+def goes_on_otherwise(settings: Mapping[str, Any]) -> str:
+    """Return a sentence on a run that goes on with changed settings, empty for others.
+
+    Parameters
+    ----------
+    settings : mapping
+        The run's plain settings.
+
+    Returns
+    -------
+    str
+        Settings as ``already_finished`` lists them.
+    """
+    path = Path(settings["output_folder"], HYPERPARAMS)
+    if not _has_run(settings) or not path.is_file():
+        return ""
+    changes = _changes(settings)
+    if not changes:
+        return ""
+    return (
+        f"The run in {settings['output_folder']} goes on with other settings than it began "
+        f"with: {'; '.join(changes)}."
+    )
+
+
+def _changes(settings: Mapping[str, Any]) -> list[str]:
+    """List settings with another value than the run in output_folder began with."""
     output = str(settings["output_folder"])
-    path = Path(output, HYPERPARAMS)
-    then = plain_settings(path.read_text(encoding="utf-8"))
-    changes = [
+    then = plain_settings(Path(output, HYPERPARAMS).read_text(encoding="utf-8"))
+    return [
         f"{name}: was {then[name]}, is {value}"
         for name, value in settings.items()
         if name in then
@@ -121,12 +156,6 @@ def already_finished(settings: Mapping[str, Any]) -> str:
         and value != then[name]
         and not str(value).startswith(output)
     ]
-    without_effect = f" These settings had no effect: {'; '.join(changes)}."
-    return (
-        f"{output} is a finished run of at least {settings['number_of_epochs']} epochs: "
-        "nothing is trained or changed. To train on, give more by --number_of_epochs; to "
-        f"train anew, another output_folder.{without_effect * bool(changes)}"
-    )
 
 
 @contextmanager

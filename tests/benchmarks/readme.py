@@ -29,11 +29,14 @@ from .optimizers import PLAIN as PLAIN_STATES
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 RECIPE = ROOT / "recipes" / "VoxCeleb" / "README.md"
 DOCS = ROOT / "docs"
 
 CARD = "11GB"
 BATCH = 128
+#: In the README: a shallow vanilla encoder, a deep one, and reversible ones that are deep.
+FEW = ("resnet34", "resnet152", "revnet197", "df_revnet377")
 
 Row = Mapping[str, Any]
 
@@ -377,10 +380,15 @@ def compressed_targets() -> str:
     )
 
 
-def models() -> str:
-    """Show what each encoder needs, by mode, and what fits a card."""
+def few_models() -> str:
+    """Show a part of the table, without its sources."""
+    return models(FEW).partition("\n\n<details")[0]
+
+
+def models(names: Sequence[str] = ()) -> str:
+    """Show what each encoder needs, by mode, and what fits a GPU."""
     training = Training(parse_card(CARD).memory_bytes, batch=BATCH, frames=200)
-    selected = select(training)
+    selected = select(training, names=names)
     heads = (
         "EER on Vox1-H. MiB: memory per 2 s utterance. Batch: largest that fits an "
         f"{CARD.removesuffix('GB')} GB GPU; bold if at least {BATCH}."
@@ -689,6 +697,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "compressed_training": compressed_training,
         "compressed_targets": compressed_targets,
     },
+    README: {"few_models": few_models},
     RECIPE: {
         name: partial(columns_of, name)
         for name in ("reading", "manifests", "embedding", "scoring_at_scale")

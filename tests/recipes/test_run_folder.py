@@ -88,6 +88,14 @@ def test_what_debugging_persistently_leaves_has_its_settings(again, folder):
     assert "lr: 0.5" in (folder / "hyperparams.yaml").read_text()
 
 
+def test_a_run_that_goes_on_with_other_settings_lists_them(again):
+    printed = again(number_of_epochs=2, lr=0.5)
+    assert "goes on with other settings than it began with: " in printed
+    assert "number_of_epochs: was 1, is 2" in printed
+    assert "lr: was 0.1, is 0.5" in printed
+    assert "goes on with other" not in again("--debug", number_of_epochs=2, lr=0.5)
+
+
 @pytest.mark.parametrize("lost", ["nothing", "checksums", "checkpoints"])
 def test_a_finished_run_that_is_started_again_changes_nothing(again, folder, lost):
     if lost == "checksums":
