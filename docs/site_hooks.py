@@ -21,8 +21,15 @@ NAMES = ROOT / "tests" / "unit" / "test_public_names.py"
 
 #: Documents of the repository that are pages and lie outside docs/.
 OUTSIDE = ("README.md", "recipes/VoxCeleb/README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+#: Pages that list rather than explain, as their places on the site begin. A search
+#: weighs a title as a thousand words of text: theirs weigh as text does.
+LISTS = ("reference/", "CHANGELOG", "CONTRIBUTING")
 _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"^(```\w+) notest$", re.MULTILINE)
+_IN_TEXT = re.compile(r"<pre\b.*?</pre>|<code>([^<]*)</code>", re.DOTALL)
+#: Longer words do not fit beside each other on a phone, and may break.
+_HYPHENATED = re.compile(r"(?<!\S)(?=\S{,30}(?!\S))[^\s-]*-\S+")
+_PICTURE = re.compile(r'<img\b[^>]*? src="([^"]+)"[^>]*>')
 
 
 def place_of(path: str) -> str:
@@ -144,9 +151,38 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(
     markdown: str, page: Page, config: MkDocsConfig, files: Files
 ) -> str:
-    """Lead links to the site, and take the marks off that only the tests read."""
+    """Lead links to the site, and take the marks off that only the tests read.
+
+    A search finds pages that explain before those that list.
+    """
     del config, files
+    if page.file.src_uri.startswith(LISTS):
+        page.meta["search"] = {"boost": 1e-3}
     markdown = _FENCE.sub(r"\1", markdown)
     if page.file.src_uri.startswith("reference/"):
         return markdown
     return led_to_the_site(markdown, path_of(page.file.src_uri))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep options in one piece, and let pictures be opened in full size."""
+    del page, config, files
+    return _PICTURE.sub(r'<a href="\1">\g<0></a>', options_whole(html))
+
+
+def options_whole(html: str) -> str:
+    """Mark words with hyphens in the text's code: browsers break lines at hyphens.
+
+    Examples
+    --------
+    >>> options_whole("<code>plan --card 11GB</code>, <pre><code>--card</code></pre>")
+    '<code>plan <span class="word">--card</span> 11GB</code>, <pre><code>--card</code></pre>'
+    """
+
+    def marked(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return match[0]
+        words = _HYPHENATED.sub(r'<span class="word">\g<0></span>', match[1])
+        return f"<code>{words}</code>"
+
+    return _IN_TEXT.sub(marked, html)
