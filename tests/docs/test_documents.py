@@ -173,5 +173,7 @@ def test_the_page_that_chooses_goes_on_with_what_its_first_command_chooses():
     assert "--fits" in choose
     first = select(training, fitting=True, sort=choose[choose.index("--sort") + 1])[0]
     assert plan[2] == first.row.name
-    assert plan[3:] == ["--card", card, "--batch", batch]
+    assert plan[3:7] == ["--card", card, "--batch", batch]
+    assert plan[7] == "--save"
+    assert f"--plan_file={plan[8]}" in train
     assert f"hparams/{first.row.name}.yaml" in train
