@@ -7,14 +7,15 @@ Checkpoints that bitsandbytes wrote for earlier versions are read, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from speechbrain_rev.optim.arguments import honoured, refuse_what_is_not_honoured
-from speechbrain_rev.optim.states import Storage, moments_of, stored_moments
+from speechbrain_rev.optim.states import moments_of, stored_moments
 
 # The entry of the parameter groups that says who wrote a checkpoint. It lies in the
 # groups because torch saves them whole and leaves entries unknown to it alone.
@@ -38,33 +39,72 @@ _WRITERS = {
 }
 
 
-def read_checkpoint(optimizer: Any, state_dict: Any) -> dict[str, Any]:
-    """Read a checkpoint that was written by an optimizer built like this one."""
-    wanted = optimizer.param_groups[0][BUILT_AS]
-    saved = _written_by(wanted, state_dict)
-    if saved != wanted:
-        raise ValueError(
-            f"This optimizer is {wanted}, but the checkpoint holds the states of "
-            f"{saved}. Resume with the optimizer and bits (optimizer_name and "
-            f"optimizer_bits in a recipe) that wrote it, start from its weights alone, "
-            f"or, where only the bits differ, convert it with "
-            f"speechbrain_rev.optim.convert_checkpoint."
+def read_checkpoint(
+    optimizer: Any, state_dict: Any, *, convert: bool = False
+) -> dict[str, Any]:
+    """Read a checkpoint of an optimizer built like this one, or of its class to convert."""
+    own = optimizer.param_groups[0]
+    name, _ = _WRITERS[own[BUILT_AS]]
+    try:
+        # bitsandbytes names the values of codes in each state, which are the same.
+        states = {
+            number: {
+                key: value
+                for key, value in {**state, **state.get(WRAPPED, {})}.items()
+                if key != WRAPPED and not key.startswith("qmap")
+            }
+            for number, state in state_dict["state"].items()
+        }
+        saved = [
+            group | {"params": [*group["params"]]}
+            for group in state_dict["param_groups"]
+        ]
+        writer = saved[0].get(
+            BUILT_AS, _writer_of_torch(saved[0], name) if convert else None
         )
-    read = _belonging_to(optimizer, state_dict)
-    if saved.endswith(" 8 bit"):
-        own = Storage.of(optimizer.param_groups[0])
-        its = Storage.of(read["param_groups"][0])
-        if own != its:
-            raise ValueError(
-                f"This optimizer stores {own}, the checkpoint {its}. Give block and "
-                "pack_small (optimizer_block and optimizer_pack_small in a recipe) as in "
-                "the run that wrote it, or convert it with "
-                "speechbrain_rev.optim.convert_checkpoint."
-            )
-    states = (pair for group in by_parameter(optimizer, read) for pair in group.items())
-    for index, (param, state) in enumerate(states):
-        dtype = optimizer.state_dtype(param)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"The checkpoint is not what state_dict() of an optimizer returned "
+            f"({type(error).__name__}: {error}). Give that dict, unchanged, or start "
+            f"from the weights alone."
+        ) from error
+    if writer not in _WRITERS:
+        raise ValueError(
+            f"This optimizer is {own[BUILT_AS]}, but the "
+            f"checkpoint was not written by an optimizer of speechbrain_rev.optim, so its "
+            f"states are unknown. Resume with the optimizer that wrote it, convert it "
+            f"with speechbrain_rev.optim.convert_checkpoint if that is SGD, Adam or AdamW "
+            f"of torch, or start from its weights alone."
+        )
+    groups = [_renamed(group, writer) for group in saved]
+    form, other = _form(own), _form(groups[0])
+    if _WRITERS[writer][0] != name if convert else other != form:
+        raise ValueError(
+            f"This optimizer is {form}, but the checkpoint holds the states of "
+            f"{other}. Resume with the optimizer, bits, block and pack_small "
+            f"(optimizer_name, optimizer_bits, optimizer_block and optimizer_pack_small in "
+            f"a recipe) that wrote it, start from its weights alone, or, where the class "
+            f"is the same, convert it with speechbrain_rev.optim.convert_checkpoint."
+        )
+    sizes = [
+        [len(group["params"]) for group in each]
+        for each in (optimizer.param_groups, groups)
+    ]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"This optimizer has {_counted(sizes[0])}, but the checkpoint "
+            f"{_counted(sizes[1])}. Build the network that the checkpoint belongs to."
+        )
+    read = {"state": states, "param_groups": groups}
+    for index, (param, state) in enumerate(by_parameter(optimizer, read).items()):
         for moment in stored_moments(state):
+            if moment.shape != param.shape:
+                raise ValueError(
+                    f"Parameter {index} has shape {list(param.shape)}, but the "
+                    f"checkpoint holds states of shape {list(moment.shape)} for it. "
+                    f"Build the network that the checkpoint belongs to."
+                )
+            dtype = moment.dtype if convert else optimizer.state_dtype(param)
             if moment.dtype != dtype:
                 raise ValueError(
                     f"The states of parameter {index}, shape {list(param.shape)}, are "
@@ -77,103 +117,54 @@ def read_checkpoint(optimizer: Any, state_dict: Any) -> dict[str, Any]:
 
 def by_parameter(
     optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]
-) -> list[dict[Tensor, dict[str, Any]]]:
-    """Give each parameter of each group its state, empty before its first gradient."""
-    groups = zip(optimizer.param_groups, state_dict["param_groups"], strict=True)
-    return [
-        {
-            param: state_dict["state"].get(number, {})
-            for param, number in zip(own["params"], saved["params"], strict=True)
-        }
-        for own, saved in groups
-    ]
+) -> dict[Tensor, dict[str, Any]]:
+    """Give each parameter its state, empty before its first gradient."""
+    numbers = parameters_of(state_dict["param_groups"])
+    states = (state_dict["state"].get(number, {}) for number in numbers)
+    return dict(zip(parameters_of(optimizer.param_groups), states, strict=True))
 
 
-def _written_by(wanted: str, state_dict: Any) -> str:
-    """Return which optimizer of ours wrote a checkpoint, such as "adamw at 8 bit"."""
-    if not isinstance(state_dict, Mapping):
-        raise ValueError(
-            f"The checkpoint is a {type(state_dict).__name__}; give the dict that "
-            f"state_dict() of an optimizer returned."
-        )
-    # A file of weights has no groups; it must not fail for want of a key.
-    groups, states = (state_dict.get(key) for key in ("param_groups", "state"))
-    groups = groups if isinstance(groups, list | tuple) else []
-    group = groups[0] if groups else {}
-    saved = group.get(BUILT_AS) if isinstance(group, Mapping) else None
-    if saved not in _WRITERS:
-        raise ValueError(
-            f"This optimizer is {wanted}, but the "
-            f"checkpoint was not written by an optimizer of speechbrain_rev.optim, so its "
-            f"states are unknown. Resume with the optimizer that wrote it, convert it "
-            f"with speechbrain_rev.optim.convert_checkpoint if that is SGD, Adam or AdamW "
-            f"of torch, or start from its weights alone."
-        )
-    if (
-        not all(isinstance(g.get("params"), list | tuple) for g in groups)
-        or not isinstance(states, Mapping)
-        or not all(isinstance(state, Mapping) for state in states.values())
-    ):
-        raise ValueError(
-            f"The checkpoint names {saved}, but has no dict of states under "
-            f"'state' or no list under 'params' of its groups. Give what state_dict() "
-            f"returned, unchanged, or start from the weights alone."
-        )
-    return str(saved)
+def parameters_of(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """List the parameters of all groups, or their numbers in a checkpoint."""
+    return [param for group in groups for param in group["params"]]
 
 
-def _belonging_to(
-    optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Name options and states as this package does; refuse those of other parameters."""
-    own, saved = (
-        [len(group["params"]) for group in groups]
-        for groups in (optimizer.param_groups, state_dict["param_groups"])
-    )
-    if own != saved:
-        raise ValueError(
-            f"This optimizer has {_counted(own)}, but the checkpoint "
-            f"{_counted(saved)}. Build the network that the checkpoint belongs to."
-        )
-    # bitsandbytes names the values of codes in each state, which are the same.
-    states = {
-        number: {
-            key: value
-            for key, value in {**state, **state.get(WRAPPED, {})}.items()
-            if key != WRAPPED and not key.startswith("qmap")
-        }
-        for number, state in state_dict["state"].items()
-    }
-    groups = [_renamed(group) for group in state_dict["param_groups"]]
-    read = {"state": states, "param_groups": groups}
-    pairs = (pair for group in by_parameter(optimizer, read) for pair in group.items())
-    for index, (param, state) in enumerate(pairs):
-        for moment in stored_moments(state):
-            if moment.shape != param.shape:
-                raise ValueError(
-                    f"Parameter {index} has shape {list(param.shape)}, but the "
-                    f"checkpoint holds states of shape {list(moment.shape)} for it. "
-                    f"Build the network that the checkpoint belongs to."
-                )
-    return read
+def _writer_of_torch(group: Mapping[str, Any], name: str) -> str | None:
+    """Name the writer of a checkpoint of torch's SGD, Adam or AdamW."""
+    if {"momentum", "dampening", "nesterov"} <= group.keys():
+        return "sgd at 32 bit"
+    if {"betas", "eps", "amsgrad"} <= group.keys():
+        # Versions of torch that do not tell Adam from AdamW have the same states.
+        decoupled = group.get("decoupled_weight_decay", name == "adamw")
+        return "adamw at 32 bit" if decoupled else "adam at 32 bit"
+    return None
 
 
-def _counted(counts: list[int]) -> str:
-    groups = f"{len(counts)} groups" if len(counts) > 1 else "one group"
-    return f"{groups} of {' and '.join(map(str, counts))} parameters"
-
-
-def _renamed(group: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(group: Mapping[str, Any], writer: str) -> dict[str, Any]:
     """Name a group's options as this package does; bitsandbytes' SGD has betas."""
-    name, bits = _WRITERS[group[BUILT_AS]]
+    name, bits = _WRITERS[writer]
     if bits == 32 or "block_size" in group:
-        return dict(group)
+        return {**group, BUILT_AS: writer}
     usual = {"block_size": 256, "pack_small": False}
     if name == "sgd":
         momentum = group["betas"][0]
         usual |= {"momentum": momentum, "nesterov": False, "decoupled_decay": False}
     known = {*honoured(name, 8), *GROUP_ENTRIES} - usual.keys()
     return usual | {key: value for key, value in group.items() if key in known}
+
+
+def _form(group: Mapping[str, Any]) -> str:
+    """Put into words who computes, and how its states are stored."""
+    if "block_size" not in group:
+        return str(group[BUILT_AS])
+    small = "packed" if group["pack_small"] else "at 32 bit"
+    blocks = f"blocks of {group['block_size']} values with small tensors {small}"
+    return f"{group[BUILT_AS]} in {blocks}"
+
+
+def _counted(counts: list[int]) -> str:
+    groups = f"{len(counts)} groups" if len(counts) > 1 else "one group"
+    return f"{groups} of {' and '.join(map(str, counts))} parameters"
 
 
 def convert_checkpoint(
@@ -230,17 +221,9 @@ def convert_checkpoint(
             f"Adam, AdamW or build_optimizer of that."
         )
     name, bits = _WRITERS[wanted]
-    state_dict = _with_writer(state_dict, name)
-    saved = _written_by(wanted, state_dict)
-    saved_name, saved_bits = _WRITERS[saved]
-    if name != saved_name:
-        raise ValueError(
-            f"This optimizer is {wanted}, but the checkpoint holds the states of "
-            f"{saved}: only the form of states can be converted. Take the optimizer "
-            f"that wrote it, or start from its weights alone."
-        )
-    read = _belonging_to(optimizer, state_dict)
+    read = read_checkpoint(optimizer, state_dict, convert=True)
     groups, block = read["param_groups"], read["param_groups"][0].get("block_size", 0)
+    _, saved_bits = _WRITERS[groups[0][BUILT_AS]]
     for i, own in enumerate(optimizer.param_groups):
         refuse_what_is_not_honoured(name, bits, groups[i])
         kept = {
@@ -253,41 +236,18 @@ def convert_checkpoint(
         usual = own | ({"amsgrad": False} if "amsgrad" in own else {})
         groups[i] = usual | kept | form
     if bits == 8:
-        converted: Any = optimizer
-        converted = converted.blank()
+        converted: Any = copy.copy(optimizer)
         converted.take_up(read, block)
         return dict(converted.state_dict())
-    for states in by_parameter(optimizer, read):
-        for param, state in states.items():
-            if "state1" in state:
-                # In the memory format of the weight, as torch makes them.
-                moments = [
-                    torch.empty_like(param, device=moment.device).copy_(moment)
-                    for moment in moments_of(state, block)
-                ]
-                step = torch.tensor(float(state["step"]))
-                state.clear()
-                state.update({} if name == "sgd" else {"step": step})
-                state.update(zip(STATES_OF_TORCH[name], moments, strict=True))
+    for param, state in by_parameter(optimizer, read).items():
+        if "state1" in state:
+            # In the memory format of the weight, as torch makes them.
+            moments = [
+                torch.empty_like(param, device=moment.device).copy_(moment)
+                for moment in moments_of(state, block)
+            ]
+            step = {"step": torch.tensor(float(state["step"]))}
+            state.clear()
+            state.update({} if name == "sgd" else step)
+            state.update(zip(STATES_OF_TORCH[name], moments, strict=True))
     return read
-
-
-def _with_writer(state_dict: Any, name: str) -> Any:
-    """Name the writer of a checkpoint of torch's SGD, Adam or AdamW."""
-    groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
-    if not isinstance(groups, list) or not all(isinstance(g, Mapping) for g in groups):
-        return state_dict
-    marked = []
-    for group in groups:
-        if BUILT_AS in group:
-            return state_dict
-        if {"momentum", "dampening", "nesterov"} <= group.keys():
-            writer = "sgd"
-        elif {"betas", "eps", "amsgrad"} <= group.keys():
-            # Versions of torch that do not distinguish Adam and AdamW have the same states.
-            decoupled = group.get("decoupled_weight_decay", name == "adamw")
-            writer = "adamw" if decoupled else "adam"
-        else:
-            return state_dict
-        marked.append({**group, BUILT_AS: f"{writer} at 32 bit"})
-    return {**state_dict, "param_groups": marked}

@@ -10,9 +10,9 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import groupby
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,19 +27,17 @@ from speechbrain_rev.optim.arguments import (
     parameter_groups,
     parameters_to_keep,
     read_options,
-    refuse_other_than_float32,
+    read_parameters,
 )
 from speechbrain_rev.optim.checkpoint import (
     BUILT_AS,
     GROUP_ENTRIES,
     by_parameter,
+    parameters_of,
     read_checkpoint,
 )
 from speechbrain_rev.optim.map import map_of
 from speechbrain_rev.optim.states import Arena, Storage, make_arena, moments_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class _Named(torch.optim.Optimizer):
@@ -50,34 +48,17 @@ class _Named(torch.optim.Optimizer):
     _named: ClassVar[type[_Named]]  # the public one, of the classes that compute
     _bits: ClassVar[int]  # likewise
 
-    def __new__(cls, *_: object, bits: object = 32, **__: object) -> Self:
-        # What it computes with is its base, as of the paths that pathlib.Path makes.
-        # Other bits, or none, are refused by __init__.
-        named: Any = cls
-        made = (
-            cls if "_bits" in vars(cls) else _computing(named, 8 if bits == 8 else 32)
-        )
-        return object.__new__(made)
-
     def _init(self, given: Mapping[str, Any]) -> None:
         """Read the arguments of a public class, by name, and start what computes."""
         options = self._options = read_options(self._name, given)
-        if options["bits"] != self._bits:
-            raise ValueError(
-                f"bits is {options['bits']}, but {type(self).__name__} was made. Give bits "
-                f"to {self._named.__name__} by its name."
-            )
-        groups = parameter_groups(given["params"])
-        trained = [param for group in groups for param in group["params"]]
-        kept = parameters_to_keep(given["keep_32bit"], trained)
-        self._storage = Storage(options["block"], options["pack_small"], kept)
+        named: Any = getattr(self, "_named", type(self))
+        # What it computes with is its base, as of the paths that pathlib.Path makes.
+        self.__class__ = _computing(named, options["bits"])
         start: Callable[..., None] = super().__init__
-        start(groups, **{key: options[key] for key in honoured(self._name, self._bits)})
-
-    def blank(self) -> Any:
-        """Make an optimizer of the same parameters and arguments, without states."""
-        rebuild, (named, given, _) = self.__reduce__()
-        return rebuild(named, given, {})
+        own = {key: options[key] for key in honoured(self._name, self._bits)}
+        start(parameter_groups(given["params"]), **own)
+        kept = parameters_to_keep(given["keep_32bit"], parameters_of(self.param_groups))
+        self._storage = Storage(options["block"], options["pack_small"], kept)
 
     def __reduce__(self) -> tuple[Any, ...]:
         groups = [{"params": group["params"]} for group in self.param_groups]
@@ -91,7 +72,7 @@ class _Named(torch.optim.Optimizer):
         ------
         ValueError
             If a parameter is there already, an option is unknown or cannot be honoured,
-            or weights are not float32 at 8 bits.
+            or weights are not float32 at 8 bit. Nothing is changed then.
         """
         own = honoured(self._name, self._bits)
         for key in param_group:
@@ -100,23 +81,19 @@ class _Named(torch.optim.Optimizer):
                     f"A parameter group has {key!r}, which is no option of "
                     f"{self._name}. There are {', '.join(honoured(self._name, 32))}."
                 )
-        group = {**self.defaults, **param_group}
-        read = read_options(self._name, {**self._options, **{k: group[k] for k in own}})
+        group = self.defaults | param_group
+        options = self._options | {key: group[key] for key in own}
+        read = read_options(self._name, options)
         group |= {key: read[key] for key in own}
+        group["params"] = read_parameters(
+            group, parameters_of(self.param_groups), self._bits
+        )
         super().add_param_group(group | {BUILT_AS: f"{self._name} at {self._bits} bit"})
-        if self._bits == 8:
-            try:
-                refuse_other_than_float32(self.param_groups[-1]["params"])
-            except ValueError:
-                del self.param_groups[-1]
-                raise
 
     def state_dtype(self, param: Tensor) -> torch.dtype:
         """Return the type in which the moments of a parameter are stored."""
-        if self._bits == 32:
-            return param.dtype
-        block, _ = self._storage.form(param)
-        return torch.float32 if block is None else torch.uint8
+        at_8bit = self._bits == 8 and self._storage.form(param)[0]
+        return torch.uint8 if at_8bit else param.dtype
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a checkpoint of an optimizer built like this one, to the bit.
@@ -136,10 +113,9 @@ class _Named(torch.optim.Optimizer):
 
 
 def _rebuild(named: Any, given: Mapping[str, Any], saved: dict[str, Any]) -> Any:
-    optimizer = object.__new__(_computing(named, given["bits"]))
+    optimizer = object.__new__(named)
     optimizer._init(given)
-    if saved:
-        optimizer.load_state_dict(saved)
+    optimizer.load_state_dict(saved)
     return optimizer
 
 
@@ -156,9 +132,9 @@ class _EightBit(torch.optim.Optimizer):
         if self._options["backend"] == "bitsandbytes":
             bitsandbytes.library()
         self._arenas: list[Arena] = []
-        block, pack_small = self._storage.block, self._storage.pack_small
+        block, pack_small = self._options["block"], self._options["pack_small"]
         form = {"block_size": block, "pack_small": pack_small}
-        super().__init__(groups, {**options, **form})
+        super().__init__(groups, options | form)
 
     @property
     def skipped_steps(self) -> int:
@@ -184,8 +160,7 @@ class _EightBit(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        params = [param for group in self.param_groups for param in group["params"]]
-        for index, param in enumerate(params):
+        for index, param in enumerate(parameters_of(self.param_groups)):
             if param.grad is not None and param.grad.layout != torch.strided:
                 raise ValueError(
                     f"The gradient of params[{index}], shape {list(param.shape)}, is "
@@ -201,47 +176,30 @@ class _EightBit(torch.optim.Optimizer):
                     f"a checkpoint last."
                 )
         for number, group in enumerate(self.param_groups):
-            new = [p for p in group["params"] if p.grad is not None]
+            new = (p for p in group["params"] if p.grad is not None)
             self._add_arenas(number, {p: 0 for p in new if p not in self.state})
-        flags = self._flags()
         active = [arena for arena in self._arenas if arena.set_gradients()]
+        # What a loss scaler hands over.
+        found, scale = (getattr(self, k, None) for k in ("found_inf", "grad_scale"))
+        healthy: dict[torch.device, Tensor] = {}  # whether each device may step
         for arena in active:
-            steps = arena.table.steps
-            backend = _backend(steps, "native")
-            backend.clear_unless_finite(flags[steps.device], arena.table)
+            steps, gradients = arena.table.steps, arena.table.gradients
+            if scale is not None:
+                given = [gradient for gradient in gradients if gradient is not None]
+                torch._foreach_mul_(given, (1 / scale).to(steps))
+            if steps.device not in healthy:
+                one = torch.ones_like(steps[:1])
+                may_step = one if found is None else (found.reshape(1) == 0)
+                healthy[steps.device] = may_step.to(steps)
+            computing = _backend(steps, "native")
+            computing.clear_unless_finite(healthy[steps.device], arena.table)
         for arena in active:
-            self._update(arena, flags[arena.table.steps.device])
+            self._update(arena, healthy[arena.table.steps.device])
         return loss
-
-    def _add_arenas(self, group: int, arenas: Mapping[Tensor, int]) -> None:
-        """Make the states of parameters; those of one number and device lie together."""
-        together: dict[tuple[int, torch.device], list[Tensor]] = {}
-        for param, arena in arenas.items():
-            together.setdefault((arena, param.device), []).append(param)
-        moments = 1 if self._name == "sgd" else 2
-        for key in sorted(together, key=operator.itemgetter(0)):
-            new = make_arena(group, together[key], self._storage, moments)
-            before = sum(other.group == group for other in self._arenas)
-            self.state.update(new.states(before))
-            self._arenas.append(new)
-
-    def _flags(self) -> dict[torch.device, Tensor]:
-        """Give each device a flag that lets it step, one by default; a scaler may clear it."""
-        found = getattr(self, "found_inf", None)
-        scale = getattr(self, "grad_scale", None)
-        if scale is not None:
-            for group in self.param_groups:
-                gradients = [p.grad for p in group["params"] if p.grad is not None]
-                if gradients:
-                    torch._foreach_mul_(gradients, (1 / scale).to(gradients[0]))
-        devices = {arena.table.steps.device for arena in self._arenas}
-        if found is None:
-            return {device: torch.ones(1, device=device) for device in devices}
-        return {d: (found.reshape(1) == 0).to(d, torch.float32) for d in devices}
 
     def _update(self, arena: Arena, healthy: Tensor) -> None:
         group, table = self.param_groups[arena.group], arena.table
-        device, adam = table.steps.device, self._name != "sgd"
+        adam = self._name != "sgd"
         rule = UpdateRule(
             adam=adam,
             lr=float(group["lr"]),
@@ -261,11 +219,25 @@ class _EightBit(torch.optim.Optimizer):
                 lambda: kernels.on_device(rule.betas, table.steps, torch.float64),
             )
             corrections = 1 - betas[:, None] ** table.steps
-        maps = [map_of(signed, device) for signed in (True, False)[: 1 + adam]]
+        signs = (True, False)[: 1 + adam]
+        maps = [map_of(signed, table.steps.device) for signed in signs]
         for packed in arena.packs:
             name = "native" if packed.block is None else self._options["backend"]
             backend = _backend(table.steps, name)
             backend.update(table, packed, rule, healthy, corrections, maps)
+
+    def _add_arenas(self, group: int, numbers: Mapping[Tensor, int]) -> None:
+        """Make the states of parameters; those of one number and device lie together."""
+
+        def together(param: Tensor) -> tuple[int, str]:
+            return numbers[param], str(param.device)
+
+        for _, params in groupby(sorted(numbers, key=together), together):
+            number = sum(other.group == group for other in self._arenas)
+            moments = 1 if self._name == "sgd" else 2
+            new = make_arena(group, number, [*params], self._storage, moments)
+            self.state.update(new.states)
+            self._arenas.append(new)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.take_up(state_dict, self._storage.block)
@@ -274,12 +246,13 @@ class _EightBit(torch.optim.Optimizer):
         """Load a checkpoint that was read, whose 8-bit states have such blocks."""
         super().load_state_dict({**checkpoint, "state": {}})
         self._arenas.clear()
-        groups = by_parameter(self, checkpoint)
-        for number, saved in enumerate(groups):
-            states = ((p, state) for p, state in saved.items() if state)
-            self._add_arenas(number, {p: int(s.get("arena", 0)) for p, s in states})
+        saved = by_parameter(self, checkpoint)
+        for number, group in enumerate(self.param_groups):
+            stepped = {p: saved[p] for p in group["params"] if saved[p]}
+            numbers = {p: int(state.get("arena", 0)) for p, state in stepped.items()}
+            self._add_arenas(number, numbers)
         for arena in self._arenas:
-            arena.fill(self.state, groups[arena.group], block)
+            arena.fill(saved, block)
 
 
 def _backend(steps: Tensor, name: str) -> Any:
@@ -620,11 +593,6 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     >>> state_bytes(optimizer)
     4000
     """
-    storages = {
-        (storage.device, storage._cdata): storage.nbytes()
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-        for storage in (value.untyped_storage(),)
-    }
-    return sum(storages.values())
+    values = (value for state in optimizer.state.values() for value in state.values())
+    storages = [x.untyped_storage() for x in values if isinstance(x, Tensor)]
+    return sum({(s.device, s._cdata): s.nbytes() for s in storages}.values())

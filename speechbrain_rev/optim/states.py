@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -40,16 +40,7 @@ class Storage:
 
     block: int
     pack_small: bool
-    kept: frozenset[Tensor] = field(default=frozenset(), compare=False)
-
-    @classmethod
-    def of(cls, group: Mapping[str, Any]) -> Storage:
-        """Read it from a parameter group."""
-        return cls(group["block_size"], group["pack_small"])
-
-    def __str__(self) -> str:
-        small = "packed" if self.pack_small else "at 32 bit"
-        return f"blocks of {self.block} values with small tensors {small}"
+    kept: frozenset[Tensor]
 
     def form(self, param: Tensor) -> tuple[int | None, bool]:
         """Give the block of a parameter's states, None in float32, and if it is shared."""
@@ -67,10 +58,10 @@ class Arena:
     ----------
     group : int
         Number of the parameter group.
-    params : list of Tensor
-        Whose states they are, in the order of the buffers.
+    states : dict of Tensor to dict
+        Of each parameter, in the order of the buffers: views of these.
     table : TensorTable
-        The same, with the gradients of a step.
+        The parameters, with the gradients of a step.
     packs : list of Packed
         The buffers.
     tried : int
@@ -78,65 +69,41 @@ class Arena:
     """
 
     group: int
-    params: list[Tensor]
+    states: dict[Tensor, dict[str, Any]]
     table: TensorTable
     packs: list[Packed]
     tried: int = 0
 
     def set_gradients(self) -> bool:
         """Take up the gradients of a step; return whether there is one."""
-        self.table.weights = [p.detach() for p in self.params]
-        self.table.gradients = [p.grad for p in self.params]
-        return any(p.grad is not None for p in self.params)
+        self.table.weights = [param.detach() for param in self.states]
+        self.table.gradients = [param.grad for param in self.states]
+        return any(param.grad is not None for param in self.states)
 
-    def states(self, number: int) -> dict[Tensor, dict[str, Any]]:
-        """Give each parameter its views; ``number`` counts the arenas of a group."""
-        states: dict[Tensor, dict[str, Any]] = {}
-        for pack in self.packs:
-            base, block = self.table.starts[pack.first], pack.block or 1
-            for t in range(pack.first, pack.last):
-                low, high = (start - base for start in self.table.starts[t : t + 2])
-                offset = low % block if pack.shared else 0
-                first = pack.first_blocks[t - pack.first]
-                last = first - (low - high - offset) // block
-                state: dict[str, Any] = {"step": self.table.steps[t]}
-                for i, moment in enumerate(pack.moments, 1):
-                    state[f"state{i}"] = moment[low:high].view(self.params[t].shape)
-                for i, scale in enumerate(pack.scales, 1):
-                    state[f"absmax{i}"] = scale[first:last]
-                if pack.shared:
-                    state["offset"] = offset
-                if number:
-                    state["arena"] = number
-                states[self.params[t]] = state
-        return states
-
-    def fill(
-        self,
-        own: Mapping[Tensor, Mapping[str, Any]],
-        saved: Mapping[Tensor, Mapping[str, Any]],
-        saved_block: int,
-    ) -> None:
-        """Copy saved states into ``own``, the views; another form is read and stored anew."""
-        for param in self.params:
-            step = saved[param].get("step", 1)
-            own[param]["step"].copy_(torch.as_tensor(step))
-        sharing = {param for param in self.params if "offset" in saved[param]}
+    def fill(self, saved: Mapping[Tensor, Mapping[str, Any]], saved_block: int) -> None:
+        """Copy saved states; those of another form are read and stored anew."""
+        every = list(self.states)
+        for param, own in self.states.items():
+            own["step"].copy_(torch.as_tensor(saved[param].get("step", 1)))
+        sharing = {param for param in every if "offset" in saved[param]}
         for pack in self.packs:
             tensors = range(pack.first, pack.last)
-            for run in [tensors] if pack.shared else [range(t, t + 1) for t in tensors]:
-                params = [self.params[t] for t in run]
-                same = sharing.isdisjoint(params)
-                if pack.shared:
-                    same = sharing == set(params)
+            for run in [tensors] if pack.shared else [[t] for t in tensors]:
+                params = [every[t] for t in run]
+                shared = sharing if pack.shared else sharing.intersection(params)
+                same = shared == set(params if pack.shared else ())
                 coded = all("absmax1" in saved[param] for param in params)
                 if same and coded and pack.block == saved_block:
                     for param in params:
-                        for key in own[param].keys() - {"step", "offset", "arena"}:
-                            own[param][key].copy_(saved[param][key])
+                        for key in self.states[param].keys() - {
+                            "step",
+                            "offset",
+                            "arena",
+                        }:
+                            self.states[param][key].copy_(saved[param][key])
                     continue
-                low = self.table.starts[run.start] - self.table.starts[pack.first]
-                block = pack.first_blocks[run.start - pack.first]
+                low = self.table.starts[run[0]] - self.table.starts[pack.first]
+                block = pack.first_blocks[run[0] - pack.first]
                 read = (moments_of(saved[param], saved_block) for param in params)
                 for i, parts in enumerate(zip(*read, strict=True)):
                     values = torch.cat([part.reshape(-1) for part in parts])
@@ -151,7 +118,7 @@ class Arena:
 
 
 def make_arena(
-    group: int, params: Sequence[Tensor], storage: Storage, moments: int
+    group: int, number: int, params: Sequence[Tensor], storage: Storage, moments: int
 ) -> Arena:
     """Make states of zeros for tensors of one device.
 
@@ -159,6 +126,8 @@ def make_arena(
     ----------
     group : int
         Number of their parameter group.
+    number : int
+        How many arenas the group has before it, which a checkpoint tells apart by it.
     params : sequence of Tensor
         Whose states they are.
     storage : Storage
@@ -173,25 +142,38 @@ def make_arena(
         return block is None, shared, param.numel() % storage.block != 0
 
     ordered = sorted(params, key=order)
-    device = ordered[0].device
-    starts = list(accumulate((p.numel() for p in ordered), initial=0))
-    zeros = functools.partial(torch.zeros, device=device)
+    zeros = functools.partial(torch.zeros, device=ordered[0].device)
+    starts = list(accumulate((param.numel() for param in ordered), initial=0))
+    steps = zeros(len(ordered) + 1)
+    states: dict[Tensor, dict[str, Any]] = {}
     packs: list[Packed] = []
     for (block, shared), own in groupby(ordered, storage.form):
-        first, sizes = packs[-1].last if packs else 0, [param.numel() for param in own]
+        sizes = {param: param.numel() for param in own}
         # Where each begins among whole blocks: one of its own, or that of its neighbours.
-        filled = (n if shared else n + -n % storage.block for n in sizes)
+        filled = (n if shared else n + -n % storage.block for n in sizes.values())
         places = list(accumulate(filled, initial=0))
-        first_blocks = [place // storage.block for place in places]
         blocks = -(-places[-1] // storage.block)
         dtype = torch.uint8 if block else torch.float32
-        values = [zeros(sum(sizes), dtype=dtype) for _ in range(moments)]
+        values = [zeros(sum(sizes.values()), dtype=dtype) for _ in range(moments)]
         scales = [zeros(blocks) for _ in range(moments if block else 0)]
-        last = first + len(sizes)
-        packs.append(Packed(first, last, block, shared, first_blocks, values, scales))
-    # Of the device, not of a user's default.
-    steps = torch.zeros(len(ordered) + 1, device=device)
-    return Arena(group, ordered, TensorTable([], [], starts, steps), packs)
+        first, low = len(states), 0
+        for place, (param, size) in zip(places, sizes.items(), strict=False):
+            state: dict[str, Any] = {"step": steps[len(states)]}
+            for i, moment in enumerate(values, 1):
+                state[f"state{i}"] = moment[low : low + size].view(param.shape)
+            for i, scale in enumerate(scales, 1):
+                last = -(-(place + size) // storage.block)
+                state[f"absmax{i}"] = scale[place // storage.block : last]
+            if shared:
+                state["offset"] = place % storage.block
+            if number:
+                state["arena"] = number
+            states[param], low = state, low + size
+        first_blocks = [place // storage.block for place in places]
+        packs.append(
+            Packed(first, len(states), block, shared, first_blocks, values, scales)
+        )
+    return Arena(group, states, TensorTable([], [], starts, steps), packs)
 
 
 def stored_moments(state: Mapping[str, Any]) -> list[Tensor]:

@@ -116,12 +116,11 @@ def test_a_copy_goes_on_as_the_optimizer_would_and_leaves_it_alone(
         copied.load_state_dict(other.state_dict())
 
 
-def test_a_class_that_computes_takes_no_other_bits():
-    eight = SGD(weights(), bits=8, lr=0.1)
-    again = type(eight)(weights(), bits=8, lr=0.1)
-    assert type(again) is type(eight)
-    with pytest.raises(ValueError, match=r"bits is 32, but SGD8bit .* to SGD by its"):
-        type(eight)(weights(), bits=32, lr=0.1)
+def test_a_class_that_computes_makes_what_the_bits_ask_for():
+    eight, plain = (SGD(weights(), bits=bits, lr=0.1) for bits in (8, 32))
+    for given in (eight, plain):
+        assert type(type(given)(weights(), bits=8, lr=0.1)) is type(eight)
+        assert type(type(given)(weights(), bits=32, lr=0.1)) is type(plain)
 
 
 @each_bits
