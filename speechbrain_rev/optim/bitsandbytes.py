@@ -83,7 +83,11 @@ def library() -> Any:
     # On some CPUs the import warns of a kernel for 4-bit inference that is not there,
     # which has no part in training.
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    logger.addFilter(_is_not_about_inference)
+
+    def about_training(record: logging.LogRecord) -> bool:
+        return "gemm_4bit" not in record.getMessage()
+
+    logger.addFilter(about_training)
     try:
         import bitsandbytes
     except ImportError as error:
@@ -93,9 +97,5 @@ def library() -> Any:
             "native)."
         ) from error
     finally:
-        logger.removeFilter(_is_not_about_inference)
+        logger.removeFilter(about_training)
     return bitsandbytes
-
-
-def _is_not_about_inference(record: logging.LogRecord) -> bool:
-    return "gemm_4bit" not in record.getMessage()

@@ -78,9 +78,8 @@ def quantise(
             f"x holds {flat.min():g}, but codes without a sign start at 0. Give signed="
             f"True, or values that are not negative."
         )
-    blocks = _blocks(flat, block_size)
-    codes, absmax = _encode(blocks, map_of(signed, x.device))
-    return codes[: flat.numel()].view(x.shape), absmax
+    codes, absmax = _encode(flat, map_of(signed, x.device), block_size)
+    return codes.view(x.shape), absmax
 
 
 def dequantise(
@@ -129,7 +128,7 @@ def dequantise(
             f"of quantise."
         )
     x = _decode(flat, absmax, map_of(signed, codes.device), block_size)
-    return x.view(-1)[: len(flat)].view(codes.shape)
+    return x.view(codes.shape)
 
 
 def clear_unless_finite(healthy: Tensor, table: TensorTable) -> None:
@@ -168,6 +167,7 @@ def update(
     """
     if healthy.is_meta or not healthy:
         return
+    block = packed.block or 0
     for tensors, part in _pieces(table, packed):
         trained = [t for t in tensors if table.gradients[t] is not None]
         weights = [table.weights[t] for t in trained]
@@ -180,36 +180,31 @@ def update(
         # Of shared blocks, those of which nothing is trained keep their bits.
         own: slice | Tensor = slice(None)
         blocks, written = own, own
-        if packed.block is not None:
-            first = packed.first_blocks[tensors[0] - packed.first]
-            first += part.start // packed.block
-            count = -(-size // packed.block)
-            scales = [scale[first:][:count] for scale in scales]
-            moments = [
-                _decode(codes, absmax, tree, packed.block)
-                for codes, absmax, tree in zip(stored, scales, maps, strict=True)
-            ]
+        if block:
+            first = packed.first_blocks[tensors[0] - packed.first] + part.start // block
+            scales = [scale[first:][: -(-size // block)] for scale in scales]
+            rows = zip(stored, scales, maps, strict=True)
+            moments = [_decode(*row, block) for row in rows]
             if len(trained) < len(tensors):
                 own = _of_values(table.active, tensors, table).bool()
-                blocks = any_trained = _blocks(own, packed.block).any(dim=1)
-                written = any_trained.repeat_interleave(packed.block)[:size]
-        values = [moment.view(-1)[:size] for moment in moments]
-        now = [value[own] for value in values]
-        given: Sequence[Tensor] = [] if corrections is None else list(corrections)
-        given = [_of_values(correction, trained, table) for correction in given]
-        _compute(rule, weight, gradient, now, given)
+                blocks = any_trained = _blocks(own, block).any(dim=1)
+                written = any_trained.repeat_interleave(block)[:size]
+        now = [moment[own] for moment in moments]
+        given = () if corrections is None else corrections
+        of_values = [_of_values(correction, trained, table) for correction in given]
+        _compute(rule, weight, gradient, now, of_values)
         if len(weights) > 1 or not weights[0].is_contiguous():
             parts = weight.split([w.numel() for w in weights])
             for w, new in zip(weights, parts, strict=True):
                 w.copy_(new.view_as(w))
         for i, (codes, absmax) in enumerate(zip(stored, scales, strict=False)):
             if isinstance(own, Tensor):
-                values[i][own] = now[i]
-            new_codes, new_absmax = _encode(moments[i], maps[i])
+                moments[i][own] = now[i]
+            new_codes, new_absmax = _encode(moments[i], maps[i], block)
             # Adam divides by the root of second moments. Where one is lost, eps alone
             # divides, and the next step is many times too long.
             new_codes.clamp_(min=i)
-            codes[written] = new_codes[:size][written]
+            codes[written] = new_codes[written]
             absmax[blocks] = new_absmax[blocks]
 
 
@@ -298,18 +293,19 @@ def _blocks(flat: Tensor, block_size: int) -> Tensor:
 
 
 def _decode(codes: Tensor, absmax: Tensor, tree: Map, block_size: int) -> Tensor:
-    """Read codes, [values], back as blocks of values, [blocks, block_size]."""
+    """Read codes, [values], back as values, [values]."""
     values = tree.values.index_select(0, codes.int())
-    return _blocks(values, block_size).mul_(absmax[:, None])
+    return _blocks(values, block_size).mul_(absmax[:, None]).view(-1)[: len(codes)]
 
 
-def _encode(x: Tensor, tree: Map) -> tuple[Tensor, Tensor]:
-    """Store values, [blocks, block_size], as codes, [values], and scales, [blocks]."""
-    absmax = torch.linalg.vector_norm(x, math.inf, dim=1)
+def _encode(x: Tensor, tree: Map, block_size: int) -> tuple[Tensor, Tensor]:
+    """Store values, [values], as codes, [values], and scales, [blocks]."""
+    blocks = _blocks(x, block_size)
+    absmax = torch.linalg.vector_norm(blocks, math.inf, dim=1)
     absmax.masked_fill_(absmax.isinf(), math.nan)
     # Zeros may be divided by anything but zero.
     scales = absmax.masked_fill(absmax == 0, 1.0)
-    normalised = (x / scales[:, None]).view(-1)
+    normalised = (blocks / scales[:, None]).view(-1)[: len(x)]
     upper_bits = (normalised.view(torch.int32) >> 16).add_(2**15)
     lower = tree.lower.index_select(0, upper_bits)
     above = normalised > tree.midpoint.index_select(0, upper_bits)
