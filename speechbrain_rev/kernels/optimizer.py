@@ -83,14 +83,18 @@ class TensorTable:
             self._kept[name] = key, make()
         return self._kept[name][1]
 
+    def sent(self, name: str, values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        """Send numbers to where the tensors are, unless they are there."""
+        there: Tensor = self.kept(
+            name, values, lambda: on_device(values, self.steps, dtype)
+        )
+        return there
+
     @property
     def active(self) -> Tensor:
         """Which tensors have a gradient, and one, [tensors + 1], float32."""
         own = [*(float(g is not None) for g in self.gradients), 1.0]
-        active: Tensor = self.kept(
-            "active", own, lambda: on_device(own, self.steps, torch.float32)
-        )
-        return active
+        return self.sent("active", own, torch.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,11 +355,7 @@ def update(
     else:
         tiles = arrays.first_tiles_list
         programs = tiles[packed.last] - tiles[first]
-    blocks = table.kept(
-        f"blocks {first}",
-        None,
-        lambda: on_device(packed.first_blocks, table.steps, torch.int64),
-    )
+    blocks = table.sent(f"blocks {first}", packed.first_blocks, torch.int64)
     moments, scales = [(*each, *each)[:2] for each in (packed.moments, packed.scales)]
     scales = scales or moments
     tree1, tree2 = (*maps, *maps)[:2]

@@ -28,29 +28,24 @@ def update(
     """Take a step of some of the tensors, unless a flag is cleared; as the reference's."""
     assert packed.block == 256
     assert not packed.shared
-    steps = torch.cat([healthy, table.steps]).tolist()
-    if not steps[0]:
+    may_step, *steps = torch.cat([healthy, table.steps]).tolist()
+    if not may_step:
         return
-    functional = library().functional
-    base = table.starts[packed.first]
+    functional, base = library().functional, table.starts[packed.first]
     for t in range(packed.first, packed.last):
         gradient, weight = table.gradients[t], table.weights[t]
         if gradient is None:
             continue
         places = slice(table.starts[t] - base, table.starts[t + 1] - base)
         blocks = slice(*packed.first_blocks[t - packed.first :][:2])
+        # SGD has no second moment.
+        codes = [*(moment[places] for moment in packed.moments), None][:2]
+        scales = [*(scale[blocks] for scale in packed.scales), None][:2]
+        values = [*(tree.values for tree in maps), None][:2]
         ordered = weight.contiguous()
         if rule.decoupled and rule.weight_decay:
             # As torch has it. The library's CUDA kernels shrink the update too.
             ordered.mul_(1 - rule.lr * rule.weight_decay)
-        own = [
-            (moment[places], scale[blocks], tree.values)
-            for moment, scale, tree in zip(
-                packed.moments, packed.scales, maps, strict=True
-            )
-        ]
-        # SGD has no second moment.
-        codes, scales, values = zip(*[*own, (None, None, None)][:2], strict=True)
         functional.optimizer_update_8bit_blockwise(
             "adam" if rule.adam else "momentum",
             gradient.contiguous().view(-1),
@@ -60,14 +55,14 @@ def update(
             0.0,
             0.0,
             rule.eps,
-            int(steps[1 + t]),
+            int(steps[t]),
             rule.lr,
             *values,
             *scales,
             0.0 if rule.decoupled else rule.weight_decay,
         )
         if rule.adam:
-            codes[1].clamp_(min=1)
+            packed.moments[1][places].clamp_(min=1)
         if not weight.is_contiguous():
             weight.copy_(ordered)
 

@@ -46,28 +46,21 @@ def read_checkpoint(
     own = optimizer.param_groups[0]
     name, _ = _WRITERS[own[BUILT_AS]]
     try:
-        # bitsandbytes names the values of codes in each state, which are the same.
+        # bitsandbytes wraps the tensors of a state.
         states = {
-            number: {
-                key: value
-                for key, value in {**state, **state.get(WRAPPED, {})}.items()
-                if key != WRAPPED and not key.startswith("qmap")
-            }
+            number: {**state, **state.get(WRAPPED, {})}
             for number, state in state_dict["state"].items()
         }
-        saved = [
-            group | {"params": [*group["params"]]}
-            for group in state_dict["param_groups"]
-        ]
-        writer = saved[0].get(
-            BUILT_AS, _writer_of_torch(saved[0], name) if convert else None
-        )
+        saved = [{**g, "params": [*g["params"]]} for g in state_dict["param_groups"]]
+        writer = saved[0].get(BUILT_AS)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(
             f"The checkpoint is not what state_dict() of an optimizer returned "
             f"({type(error).__name__}: {error}). Give that dict, unchanged, or start "
             f"from the weights alone."
         ) from error
+    if convert and writer is None:
+        writer = _writer_of_torch(saved[0], name)
     if writer not in _WRITERS:
         raise ValueError(
             f"This optimizer is {own[BUILT_AS]}, but the "
@@ -86,14 +79,14 @@ def read_checkpoint(
             f"a recipe) that wrote it, start from its weights alone, or, where the class "
             f"is the same, convert it with speechbrain_rev.optim.convert_checkpoint."
         )
-    sizes = [
+    sizes, others = (
         [len(group["params"]) for group in each]
         for each in (optimizer.param_groups, groups)
-    ]
-    if sizes[0] != sizes[1]:
+    )
+    if sizes != others:
         raise ValueError(
-            f"This optimizer has {_counted(sizes[0])}, but the checkpoint "
-            f"{_counted(sizes[1])}. Build the network that the checkpoint belongs to."
+            f"Groups of this optimizer have {sizes} parameters, but those of the "
+            f"checkpoint {others}. Build the network that the checkpoint belongs to."
         )
     read = {"state": states, "param_groups": groups}
     for index, (param, state) in enumerate(by_parameter(optimizer, read).items()):
@@ -160,11 +153,6 @@ def _form(group: Mapping[str, Any]) -> str:
     small = "packed" if group["pack_small"] else "at 32 bit"
     blocks = f"blocks of {group['block_size']} values with small tensors {small}"
     return f"{group[BUILT_AS]} in {blocks}"
-
-
-def _counted(counts: list[int]) -> str:
-    groups = f"{len(counts)} groups" if len(counts) > 1 else "one group"
-    return f"{groups} of {' and '.join(map(str, counts))} parameters"
 
 
 def convert_checkpoint(

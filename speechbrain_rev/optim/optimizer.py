@@ -213,14 +213,9 @@ class _EightBit(torch.optim.Optimizer):
         arena.tried += 1
         corrections = None
         if adam:
-            betas = table.kept(
-                "betas",
-                rule.betas,
-                lambda: kernels.on_device(rule.betas, table.steps, torch.float64),
-            )
+            betas = table.sent("betas", rule.betas, torch.float64)
             corrections = 1 - betas[:, None] ** table.steps
-        signs = (True, False)[: 1 + adam]
-        maps = [map_of(signed, table.steps.device) for signed in signs]
+        maps = [map_of(i == 0, table.steps.device) for i in range(1 + adam)]
         for packed in arena.packs:
             name = "native" if packed.block is None else self._options["backend"]
             backend = _backend(table.steps, name)
@@ -555,10 +550,8 @@ def build_optimizer(
     """
     given = locals()
     if name not in _CLASSES:
-        nearest = difflib.get_close_matches(
-            str(name).lower(), _CLASSES, n=1, cutoff=0.3
-        )
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        close = difflib.get_close_matches(str(name).lower(), _CLASSES, n=1, cutoff=0.3)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(
             f"The optimizer {name!r} does not exist; there are "
             f"{', '.join(map(repr, _CLASSES))}.{hint}"

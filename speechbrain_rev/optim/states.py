@@ -82,29 +82,29 @@ class Arena:
 
     def fill(self, saved: Mapping[Tensor, Mapping[str, Any]], saved_block: int) -> None:
         """Copy saved states; those of another form are read and stored anew."""
-        every = list(self.states)
+        params = list(self.states)
         for param, own in self.states.items():
             own["step"].copy_(torch.as_tensor(saved[param].get("step", 1)))
-        sharing = {param for param in every if "offset" in saved[param]}
+        sharing = sum("offset" in saved[param] for param in params)
         for pack in self.packs:
             tensors = range(pack.first, pack.last)
             for run in [tensors] if pack.shared else [[t] for t in tensors]:
-                params = [every[t] for t in run]
-                shared = sharing if pack.shared else sharing.intersection(params)
-                same = shared == set(params if pack.shared else ())
-                coded = all("absmax1" in saved[param] for param in params)
-                if same and coded and pack.block == saved_block:
-                    for param in params:
-                        for key in self.states[param].keys() - {
-                            "step",
-                            "offset",
-                            "arena",
-                        }:
-                            self.states[param][key].copy_(saved[param][key])
+                given = [saved[params[t]] for t in run]
+                forms = {("absmax1" in state, "offset" in state) for state in given}
+                whole = len(run) == sharing or not pack.shared
+                if (
+                    whole
+                    and pack.block == saved_block
+                    and forms == {(True, pack.shared)}
+                ):
+                    for t, state in zip(run, given, strict=True):
+                        own = self.states[params[t]]
+                        for key in own.keys() - {"step", "offset", "arena"}:
+                            own[key].copy_(state[key])
                     continue
                 low = self.table.starts[run[0]] - self.table.starts[pack.first]
                 block = pack.first_blocks[run[0] - pack.first]
-                read = (moments_of(saved[param], saved_block) for param in params)
+                read = (moments_of(state, saved_block) for state in given)
                 for i, parts in enumerate(zip(*read, strict=True)):
                     values = torch.cat([part.reshape(-1) for part in parts])
                     if pack.block is not None:
