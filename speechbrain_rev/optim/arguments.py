@@ -205,7 +205,7 @@ def read_parameters(
 def parameters_to_keep(
     keep_32bit: Kept, params: Iterable[torch.Tensor]
 ) -> frozenset[torch.Tensor]:
-    """Return the parameters whose states stay at 32 bit.
+    """Return the parameters whose states stay at 32 bits.
 
     Example
     -------

@@ -127,7 +127,7 @@ def _writer_of_torch(group: Mapping[str, Any], name: str) -> str | None:
     if {"momentum", "dampening", "nesterov"} <= group.keys():
         return "sgd at 32 bit"
     if {"betas", "eps", "amsgrad"} <= group.keys():
-        # Versions of torch that do not tell Adam from AdamW have the same states.
+        # Versions of torch that do not distinguish Adam and AdamW have the same states.
         decoupled = group.get("decoupled_weight_decay", name == "adamw")
         return "adamw at 32 bit" if decoupled else "adam at 32 bit"
     return None
@@ -160,10 +160,10 @@ def convert_checkpoint(
 ) -> dict[str, Any]:
     """Convert a checkpoint to the form of an optimizer, which would refuse it else.
 
-    From 8 to 32 bit each value becomes exactly what its code stands for. From 32 to 8
-    bit it becomes the nearest code, off by at most 0.0071 of its
+    From 8 to 32 bits each value becomes exactly what its code stands for. From 32 to 8
+    bits it becomes the nearest code, off by at most 0.0071 of its
     block's largest magnitude (momentum, first moment) or 0.0036 (second moment, whose
-    code is none of zero), as after each step at 8 bit. States that have the right form
+    code is none of zero), as after each step at 8 bits. States that have the right form
     already keep their bits, so that checkpoints with another ``keep_32bit`` can be
     converted too.
 
@@ -190,7 +190,7 @@ def convert_checkpoint(
 
     Example
     -------
-    A run that was trained at 8 bit goes on at 32:
+    A run that was trained at 8 bits goes on at 32:
 
     >>> from speechbrain_rev.optim import SGD
     >>> weight = torch.nn.Parameter(torch.ones(4096))
@@ -220,7 +220,7 @@ def convert_checkpoint(
             if bits == saved_bits or key in own or key in GROUP_ENTRIES
         }
         form = {k: own[k] for k in (BUILT_AS, "block_size", "pack_small") if k in own}
-        # 8 bit has no amsgrad, whose states would be missing.
+        # 8 bits have no amsgrad, whose states would be missing.
         usual = own | ({"amsgrad": False} if "amsgrad" in own else {})
         groups[i] = usual | kept | form
     if bits == 8:

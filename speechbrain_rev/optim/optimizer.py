@@ -72,7 +72,7 @@ class _Named(torch.optim.Optimizer):
         ------
         ValueError
             If a parameter is there already, an option is unknown or cannot be honoured,
-            or weights are not float32 at 8 bit. Nothing is changed then.
+            or weights are not float32 at 8 bits. Nothing is changed then.
         """
         own = honoured(self._name, self._bits)
         for key in param_group:
@@ -243,9 +243,10 @@ class _EightBit(torch.optim.Optimizer):
         self._arenas.clear()
         saved = by_parameter(self, checkpoint)
         for number, group in enumerate(self.param_groups):
-            stepped = {p: saved[p] for p in group["params"] if saved[p]}
-            numbers = {p: int(state.get("arena", 0)) for p, state in stepped.items()}
-            self._add_arenas(number, numbers)
+            stepped = (p for p in group["params"] if saved[p])
+            self._add_arenas(
+                number, {p: int(saved[p].get("arena", 0)) for p in stepped}
+            )
         for arena in self._arenas:
             arena.fill(saved, block)
 

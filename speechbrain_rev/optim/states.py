@@ -91,12 +91,8 @@ class Arena:
             for run in [tensors] if pack.shared else [[t] for t in tensors]:
                 given = [saved[params[t]] for t in run]
                 forms = {("absmax1" in state, "offset" in state) for state in given}
-                whole = len(run) == sharing or not pack.shared
-                if (
-                    whole
-                    and pack.block == saved_block
-                    and forms == {(True, pack.shared)}
-                ):
+                alike = pack.block == saved_block and forms == {(True, pack.shared)}
+                if alike and (not pack.shared or len(run) == sharing):
                     for t, state in zip(run, given, strict=True):
                         own = self.states[params[t]]
                         for key in own.keys() - {"step", "offset", "arena"}:
@@ -127,7 +123,7 @@ def make_arena(
     group : int
         Number of their parameter group.
     number : int
-        How many arenas the group has before it, which a checkpoint tells apart by it.
+        How many arenas the group has before it; checkpoints keep it.
     params : sequence of Tensor
         Whose states they are.
     storage : Storage
