@@ -30,8 +30,8 @@ OPTIMIZER = [
     ),
     REFERENCE_CODE(
         "8 bit: blocks of which nothing is trained are stored anew",
-        "blocks = any_trained = _blocks(own, packed.block).any(dim=1)",
-        "blocks = any_trained = _blocks(own, packed.block).any(dim=1) | True",
+        "blocks = any_trained = _blocks(own, block).any(dim=1)",
+        "blocks = any_trained = _blocks(own, block).any(dim=1) | True",
         STEP_TESTS("keeps_its_bits_in_blocks"),
     ),
     KERNEL_CODE(

@@ -120,6 +120,8 @@ def test_a_group_that_is_refused_leaves_the_optimizer_as_it_was():
     for group, message in (
         ({"params": [parameter(2)], "momentum": 0}, "cannot do momentum=0"),
         ({"params": [torch.ones(2).double()]}, r"params\[0\] is torch.float64"),
+        ({"params": [SHARED, SHARED]}, "holds a parameter twice"),
+        ({"params": []}, "params is empty"),
     ):
         with pytest.raises(ValueError, match=message):
             optimizer.add_param_group(group)
