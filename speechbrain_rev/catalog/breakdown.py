@@ -142,22 +142,35 @@ def stage_memory(
             )
         )
         held = end
+    counted = {p for module in own.values() if module for p in module.parameters()}
+    if counted >= optimizer.state.keys():
+        # Of the buffers of 8-bit states a few bytes belong to no parameter.
+        rest = state_bytes(optimizer) - states.bytes
+        last_bytes = measured[-1].optimizer_states_bytes + rest
+        measured[-1] = replace(measured[-1], optimizer_states_bytes=last_bytes)
     return measured
 
 
 class _Growing:
-    """Tensors whose memory is counted once, part by part."""
+    """Tensors that are counted once, part by part; several may share a storage."""
 
     def __init__(self) -> None:
-        self._tensors: list[Tensor] = []
-        self._bytes = 0
+        self._seen: dict[tuple[Any, ...], int] = {}
 
     def add(self, values: Iterable[Any]) -> int:
         """Add those that are tensors; give what they add in memory."""
-        before = self._bytes
-        self._tensors += [x for x in values if isinstance(x, Tensor)]
-        self._bytes = storage_bytes(self._tensors)
-        return self._bytes - before
+        before = self.bytes
+        for x in values:
+            if isinstance(x, Tensor):
+                storage = x.untyped_storage()
+                key = (x.device, storage._cdata, x.storage_offset(), x.numel())
+                self._seen[key] = x.nbytes
+        return self.bytes - before
+
+    @property
+    def bytes(self) -> int:
+        """Of all."""
+        return sum(self._seen.values())
 
 
 def _activations(trace: Trace, names: list[str]) -> dict[str, tuple[int, int]]:

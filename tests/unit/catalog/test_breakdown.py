@@ -182,6 +182,11 @@ def test_what_stages_take_adds_up_and_their_largest_peak_is_the_step_s(
     assert total("weights") == storage_bytes([*both.parameters(), *both.buffers()])
     assert total("gradients") == storage_bytes(p.grad for p in both.parameters())
     assert total("optimizer_states") == state_bytes(optimizer)
+    # In proportion to weights, whatever buffers states share.
+    largest = max(stages, key=lambda stage: stage.gradients_bytes)
+    share = largest.optimizer_states_bytes / largest.gradients_bytes
+    whole = total("optimizer_states") / total("gradients")
+    assert 0.5 * whole < share < 1.5 * whole
 
 
 def test_a_stage_without_blocks_holds_nothing():
