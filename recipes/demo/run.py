@@ -289,11 +289,18 @@ def print_rates(
     return shown
 
 
+def shown(path: Path) -> Path:
+    """Shorten a path below the current folder."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def sum_up(
     output: Path, run: Path, seen: str, rates: Mapping[str, str], files: Sequence[Path]
 ) -> None:
     """Print what was shown, where everything is, and what to try next."""
     epochs = read_rows(run / "train_log.jsonl")
+    output, run, *files = map(shown, (output, run, *files))
     minutes = sum(epoch["minutes"] for epoch in epochs)
     pictures = ("memory.png", "trained/training_curves.png", "det.png")
     print(seen)
