@@ -185,7 +185,7 @@ class Thresholds:
         )
         return None, (
             f"No threshold is known. {why} Give threshold=SCORE (--threshold=SCORE), "
-            "chosen on trials of your own kind of speech (scoring.det_curve finds it)."
+            "chosen on trials of your own kind of speech (recipes/VoxCeleb/score.py finds it for a trial list)."
         )
 
     def _named(self, name: str, normalisation: Normalisation) -> tuple[float, str]:

@@ -390,8 +390,12 @@ def step_of(
         if blocks or searched:
             # Braces of a pattern are none of the words.
             named = repr(blocks).replace("{", "{{").replace("}", "}}")
-            words = f"more blocks than blocks={named}: what is outside of blocks stores"
-            options.append(Alternative(words))
+            more = (
+                f"more blocks than blocks={named}"
+                if blocks
+                else "blocks=[...] of yours"
+            )
+            options.append(Alternative(f"{more}: what is outside of blocks stores"))
         return [*options, Alternative("a budget of {needed}")]
 
     about = {

@@ -177,7 +177,10 @@ def test_a_trial_prints_what_training_would_do_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"data_folder": "nowhere"}, r"data folder nowhere does not exist.*Accepted"),
+        (
+            {"data_folder": "nowhere"},
+            r"data folder nowhere does not exist.*Give the folder",
+        ),
         ({"max_grad_norm": -1.0}, "reverse every gradient"),
         ({"average_checkpoints": 3}, "keep_checkpoints is 2"),
         ({"batch_size": 400}, "16 utterances"),

@@ -321,7 +321,10 @@ class TestFolders:
     @pytest.mark.parametrize(
         ("settings", "named"),
         [
-            ({"data_folder": "nowhere"}, r"nowhere does not exist.*DATA/wav/<speaker>"),
+            (
+                {"data_folder": "nowhere"},
+                r"nowhere does not exist\. Give the folder of VoxC",
+            ),
             ({"train_list": "none.txt"}, r"list none\.txt does not exist"),
             ({"valid_speakers": 5}, "valid_speakers is 5, of 6 speakers"),
             ({"valid_speakers": 1}, "2 to 4"),
@@ -334,6 +337,13 @@ class TestFolders:
         with pytest.raises(ValueError, match=named):
             prepared(**settings)
         assert not (tmp_path / "save/prepared.json").exists()
+
+    def test_the_folder_that_was_meant_is_named(self, prepared, tmp_path):
+        (tmp_path / "mycorpus").mkdir()
+        with pytest.raises(
+            ValueError, match=r"does not exist\. Is it .*/mycorpus\? Gi"
+        ):
+            prepared(tmp_path / "mycorpsu")
 
     def test_too_few_training_speakers_are_refused(self, prepared, tmp_path):
         write_corpus(tmp_path / "data", speakers=1, seconds=0.1)
