@@ -104,8 +104,8 @@ def memory_by_depth(
             list(steps), values, 0.8, color=[MODE_COLOURS[mode] for mode in steps]
         )
         for place, value in enumerate(values):
-            words = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-            note(axes, words, (value, place), (4, 0))
+            size = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+            note(axes, size, (value, place), (4, 0))
         axes.invert_yaxis()
         axes.set_xlim(0, 1.2 * max(values))
         axes.set_xlabel(words)

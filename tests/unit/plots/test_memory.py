@@ -29,6 +29,9 @@ def test_bars_are_as_long_as_a_step_and_curves_go_through_their_depths(drawn):
     assert [bar.get_width() for bar in peaks.patches] == [3072, 1]
     assert [bar.get_width() for bar in seconds.patches] == [1.5, 2.5]
     assert texts_of(peaks.get_yticklabels()) == list(steps)
+    assert peaks.get_xlabel() == "peak of a step, MiB"
+    assert seconds.get_xlabel() == "seconds of a step"
+    assert texts_of(peaks.texts) == ["3,072", "1"]
     expected = [[(5, 0.5), (9, 1.0)], [(5, 0.25), (9, 0.25)]]
     assert [points_of(line) for line in curves.lines] == expected
     assert texts_of(curves.texts) == list(depths)
