@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Elements of one program.
 BLOCK = 1024
+#: Residuals that are added in one pass.
+AT_ONCE = 3
 
 
 def format_of(x: Tensor) -> torch.memory_format:
@@ -36,31 +38,45 @@ def is_dense(value: Tensor) -> bool:
 
 
 def _add_kernel(
-    value, f, out, largest, size, STEPS: tl.constexpr, SUBTRACT: tl.constexpr,
+    value, first, second, third, out, floats, largest, size, item, step,
+    STEPS: tl.constexpr, COUNT: tl.constexpr, SUBTRACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Round f to steps, add it to the value or subtract it, and note magnitudes."""
+    """Round residuals to steps, add them to the value or subtract them, note magnitudes."""
     # An int32 would wrap around at 2**31 elements.
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     inside = offsets < size  # [BLOCK]
-    scaled = tl.load(f + offsets, mask=inside, other=0.0).to(tl.float32) * STEPS
-    # From 2**23 on float32 has no bits below one: a sum there is rounded, ties to even.
-    far = tl.where(scaled < 0, -8388608.0, 8388608.0)  # [BLOCK]
-    rounded = tl.where(tl.abs(scaled) < 8388608.0, (scaled + far) - far, scaled)
-    total = rounded.to(tl.int32)  # [BLOCK]
+    places = offsets  # [BLOCK]
+    if step is not None:
+        places = offsets // item * step + offsets % item
+    total = tl.zeros([BLOCK], tl.int32)
     if value is not None:
-        old = tl.load(value + offsets, mask=inside, other=0)  # [BLOCK]
-        total = old - total if SUBTRACT else old + total
+        total = tl.load(value + offsets, mask=inside, other=0)
+    # Without their sign floats are ordered as integers, with NaN beyond infinity.
+    most_added = tl.zeros([BLOCK], tl.int32)
+    most_total = tl.zeros([BLOCK], tl.int32)
+    for k in tl.static_range(COUNT):
+        f = first if k == 0 else (second if k == 1 else third)
+        scaled = tl.load(f + places, mask=inside, other=0.0).to(tl.float32) * STEPS
+        # From 2**23 on float32 has no bits below one: a sum there is rounded, ties to even.
+        far = tl.where(scaled < 0, -8388608.0, 8388608.0)  # [BLOCK]
+        rounded = tl.where(tl.abs(scaled) < 8388608.0, (scaled + far) - far, scaled)
+        steps = rounded.to(tl.int32)  # [BLOCK]
+        total = total - steps if SUBTRACT else total + steps
+        if largest is not None:
+            added = (rounded * (1 / STEPS)).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+            most_added = tl.maximum(most_added, added)
+            # Through float, for the smallest int32 has no opposite.
+            sums = (total.to(tl.float32) * (1 / STEPS)).to(tl.int32, bitcast=True)
+            most_total = tl.maximum(most_total, sums & 0x7FFFFFFF)
     tl.store(out + offsets, total, mask=inside)
+    if floats is not None:
+        tl.store(floats + offsets, total.to(tl.float32) * (1 / STEPS), mask=inside)
     if largest is not None:
-        # Without their sign floats are ordered as integers, with NaN beyond infinity.
-        added = (rounded * (1 / STEPS)).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-        most = tl.max(added, axis=0).to(tl.uint32, bitcast=True)
         # What is there only grows, so that an old look saves most of the atomics.
+        most = tl.max(most_added, axis=0).to(tl.uint32, bitcast=True)
         tl.atomic_max(largest, most, mask=most > tl.load(largest), sem="relaxed")
-        # Through float, for the smallest int32 has no opposite.
-        results = (total.to(tl.float32) * (1 / STEPS)).to(tl.int32, bitcast=True)
-        most = tl.max(results & 0x7FFFFFFF, axis=0).to(tl.uint32, bitcast=True)
+        most = tl.max(most_total, axis=0).to(tl.uint32, bitcast=True)
         largest += 1
         tl.atomic_max(largest, most, mask=most > tl.load(largest), sem="relaxed")
 
@@ -68,7 +84,7 @@ def _add_kernel(
 def encode(x: Tensor, steps: float, largest: Tensor | None) -> Tensor:
     """Round floats to the nearest step, halves to the even one."""
     value = torch.empty_like(x, dtype=torch.int32, memory_format=format_of(x))
-    return _launch(None, x, steps, largest, value)
+    return _launch(None, [x], steps, largest, value)
 
 
 def decode(
@@ -83,15 +99,16 @@ def decode(
 
 def add(
     value: Tensor,
-    f: Tensor,
+    residuals: Sequence[Tensor],
     steps: float,
     largest: Tensor | None,
     out: Tensor | None,
+    floats: Tensor | None = None,
     reuse: bool = False,
 ) -> Tensor:
-    """Add a rounded residual to dense steps."""
+    """Add rounded residuals to dense steps."""
     out = torch.empty_like(value) if out is None else out
-    return _launch(value, f, steps, largest, out)
+    return _launch(value, residuals, steps, largest, out, floats)
 
 
 def subtract(
@@ -99,7 +116,7 @@ def subtract(
 ) -> Tensor:
     """Subtract a rounded residual from dense steps."""
     out = torch.empty_like(value) if out is None else out
-    return _launch(value, f, steps, None, out, subtract=True)
+    return _launch(value, [f], steps, None, out, subtract=True)
 
 
 @functools.cache
@@ -123,10 +140,11 @@ def usable(device: torch.device, dtype: torch.dtype) -> bool:
 
 def _launch(
     value: Tensor | None,
-    f: Tensor,
+    residuals: Sequence[Tensor],
     steps: float,
     largest: Tensor | None,
     out: Tensor,
+    floats: Tensor | None = None,
     *,
     subtract: bool = False,
 ) -> Tensor:
@@ -134,25 +152,50 @@ def _launch(
         return out
     assert is_dense(out)
     assert value is None or value.stride() == out.stride()
-    f = f.detach()
-    if f.stride() != out.stride():
-        f = torch.empty_like(out, dtype=f.dtype).copy_(f)
+    assert floats is None or floats.stride() == out.stride()
+    item, step = None, None
+    if len(residuals) == 1 and _is_dense_but_for_step(residuals[0], out):
+        item, step = out.stride(0), residuals[0].stride(0)
+    given = [
+        f if step is not None or f.stride() == out.stride() else _laid_out_as(out, f)
+        for f in (f.detach() for f in residuals)
+    ]
     with torch.cuda.device_of(out):
         _compiled(_add_kernel)[(-(-out.numel() // BLOCK),)](
             value,
-            f,
+            *given,
+            *[None] * (AT_ONCE - len(given)),
             out,
+            floats,
             None if largest is None else largest.view(torch.uint32),
             out.numel(),
+            item,
+            step,
             STEPS=steps,
+            COUNT=len(given),
             SUBTRACT=subtract,
             BLOCK=BLOCK,
         )
-    for written in (out, largest):
+    for written in (out, floats, largest):
         # Autograd sees what torch writes, but not what a kernel of ours does.
         if written is not None:
             torch.autograd.graph.increment_version(written)
     return out
+
+
+def _is_dense_but_for_step(f: Tensor, out: Tensor) -> bool:
+    """Whether a residual's samples are apart, as those of some channels of a map are."""
+    return (
+        f.dim() > 1
+        and f.stride() != out.stride()
+        and f.stride()[1:] == out.stride()[1:]
+        and out.stride(0) == out.shape[1:].numel()
+        and f.stride(0) >= out.stride(0)
+    )
+
+
+def _laid_out_as(out: Tensor, f: Tensor) -> Tensor:
+    return torch.empty_like(out, dtype=f.dtype).copy_(f)
 
 
 @functools.cache

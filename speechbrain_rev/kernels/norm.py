@@ -60,10 +60,11 @@ def _scale_and_shift(weight, bias, mean, inverse_std, channel, exists):
 
 
 def _gradient(
-    grad, x, y, x_places, places, inside, mean, scale, shift, RELU: tl.constexpr
-):
+    grad, x, y, g_places, x_places, places, inside, mean, scale, shift,
+    RELU: tl.constexpr,
+):  # fmt: skip
     """Load the gradient of what ReLU cut nothing off, and the distance to the mean."""
-    g = tl.load(grad + places, mask=inside, other=0.0).to(tl.float32)  # [ROWS, W]
+    g = tl.load(grad + g_places, mask=inside, other=0.0).to(tl.float32)  # [ROWS, W]
     values = tl.load(x + x_places, mask=inside, other=0.0)  # [ROWS, W]
     if RELU:
         if y is None:
@@ -114,8 +115,8 @@ def _normalise_kernel(
 
 
 def _sums_kernel(
-    grad, x, y, weight, bias, mean, inverse_std, sums, x_step, rows, columns, channels,
-    groups, splits, tiles, RELU: tl.constexpr, ROWS: tl.constexpr,
+    grad, x, y, weight, bias, mean, inverse_std, sums, g_step, x_step, rows, columns,
+    channels, groups, splits, tiles, RELU: tl.constexpr, ROWS: tl.constexpr,
     CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, HALVINGS: tl.constexpr,
 ):  # fmt: skip
     """Add up gradients, and gradients times distances to the mean, of some tiles."""
@@ -135,8 +136,8 @@ def _sums_kernel(
             tile, first, rows, columns, channels, ROWS, CHANNELS, COLUMNS
         )
         g, centred = _gradient(
-            grad, x, y, row * x_step + lane, row * channels * columns + lane, inside,
-            centre, scale, shift, RELU,
+            grad, x, y, row * g_step + lane, row * x_step + lane,
+            row * channels * columns + lane, inside, centre, scale, shift, RELU,
         )  # fmt: skip
         total += g
         product = tl.fma(g, centred, product)
@@ -150,7 +151,7 @@ def _sums_kernel(
 
 def _gradient_kernel(
     grad, x, y, weight, bias, mean, inverse_std, sums, grad_x, grad_weight, grad_bias,
-    inverse_count, x_step, rows, columns, channels, groups, splits, tiles,
+    inverse_count, g_step, x_step, rows, columns, channels, groups, splits, tiles,
     RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     COLUMNS: tl.constexpr, SPLITS: tl.constexpr, HALVINGS: tl.constexpr,
 ):  # fmt: skip
@@ -183,8 +184,9 @@ def _gradient_kernel(
         )
         places = row * channels * columns + lane
         g, centred = _gradient(
-            grad, x, y, row * x_step + lane, places, inside, centre, scale, shift, RELU
-        )
+            grad, x, y, row * g_step + lane, row * x_step + lane, places, inside, centre,
+            scale, shift, RELU,
+        )  # fmt: skip
         result = (tl.fma(-centred, slope, g) - average) * scale  # [ROWS, W]
         tl.store(grad_x + places, result.to(grad_x.dtype.element_ty), mask=inside)
         tile += splits
@@ -224,26 +226,32 @@ def normalise_backward(
     tiling = _tiling(x)
     # Autograd may have given this gradient to others, too: its storage is not ours.
     grad_x = torch.empty_like(x)
-    grad, *outputs = (
-        g if g.stride() == grad_x.stride() else torch.empty_like(grad_x).copy_(g)
-        for g in ([grad] if y is None else [grad, y])
-    )
+    if y is not None:
+        y = _laid_out_as(grad_x, y)
+    # Some channels of a map, as where pieces were joined, are read where they are.
+    step = step_of(grad) if _is_contiguous(grad) is _is_contiguous(x) else None
+    if step is None:
+        grad, step = _laid_out_as(grad_x, grad), tiling.dense_step
     vectors = [v.contiguous() for v in (weight, bias, mean, inverse_std)]
-    given = grad, x, outputs[0] if outputs else None, *vectors
+    given = grad, x, y, *vectors
     sums = mean.new_empty(tiling.splits, x.shape[1], 2)
     grad_weight, grad_bias = torch.empty_like(mean), torch.empty_like(mean)
     summands = tiling.constants["ROWS"] * tiling.constants["COLUMNS"]
     _launch(
-        _sums_kernel, tiling.programs, *given, sums, *tiling.sizes, RELU=relu,
+        _sums_kernel, tiling.programs, *given, sums, step, *tiling.sizes, RELU=relu,
         HALVINGS=_log2(summands), **tiling.constants,
     )  # fmt: skip
     splits = _power_of_two(tiling.splits)
     _launch(
         _gradient_kernel, tiling.programs, *given, sums, grad_x, grad_weight, grad_bias,
-        x.shape[1] / x.numel(), *tiling.sizes, RELU=relu, SPLITS=splits,
+        x.shape[1] / x.numel(), step, *tiling.sizes, RELU=relu, SPLITS=splits,
         HALVINGS=_log2(splits), **tiling.constants,
     )  # fmt: skip
     return grad_x, grad_weight, grad_bias
+
+
+def _laid_out_as(dense: Tensor, x: Tensor) -> Tensor:
+    return x if x.stride() == dense.stride() else torch.empty_like(dense).copy_(x)
 
 
 def step_of(x: Tensor) -> int | None:
@@ -294,6 +302,8 @@ class _Tiling:
     programs: int
     splits: int
     sizes: tuple[int, ...]
+    #: From one row to the next of a tensor without gaps.
+    dense_step: int
     constants: dict[str, int]
 
 
@@ -313,7 +323,7 @@ def _tiling(x: Tensor) -> _Tiling:
     splits = min(SPLITS, -(-tiles // TILES))
     sizes = step, rows, columns, channels, groups, splits, tiles
     constants = {"ROWS": height, "CHANNELS": lanes, "COLUMNS": width}
-    return _Tiling(groups * splits, splits, sizes, constants)
+    return _Tiling(groups * splits, splits, sizes, channels * columns, constants)
 
 
 def _is_contiguous(x: Tensor) -> bool:

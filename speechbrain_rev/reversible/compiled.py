@@ -333,16 +333,23 @@ class FixedPoint:
     def add(
         self,
         value: Tensor,
-        f: Tensor,
+        residuals: Sequence[Tensor],
         steps: float,
         largest: Tensor | None,
         out: Tensor | None,
+        floats: Tensor | None = None,
         reuse: bool = False,
     ) -> Tensor:
-        """Add a rounded residual."""
-        if not _is_one_row(value, f, out):
-            return reference.add(value, f, steps, largest, out, reuse)
-        return self._add(value, f, steps, largest, out, subtract=False)
+        """Add rounded residuals, one after the other."""
+        for f in residuals:
+            if _is_one_row(value, f, out):
+                value = self._add(value, f, steps, largest, out, subtract=False)
+            else:
+                value = reference.add(value, [f], steps, largest, out, reuse=reuse)
+            out = value
+        if floats is not None:
+            self.decode(value, steps, floats.dtype, floats)
+        return value
 
     def subtract(
         self,

@@ -415,15 +415,14 @@ class Reading(NamedTuple):
             The output, for one reader that hands down a gradient of its own.
         """
         geometry, tangent = Geometry.of(conv), self.tangents[place]
-
-        def convolve(part: slice) -> Tensor:
-            x = joined(self.values, self.format, self.dtype, part)
-            return geometry.convolve(x, conv.weight)
-
         with torch.no_grad():
+            weight = _marked(conv.weight, self.validity)
+
+            def convolve(part: slice) -> Tensor:
+                x = joined(self.values, self.format, self.dtype, part)
+                return geometry.convolve(x, weight)
+
             y = filled(len(self.values[0]), self.parts, convolve)
-            if self.validity is not None:
-                y.add_(self.validity.to(y.dtype))
         return read(Stream(y, tangent), y, alone=True)
 
 
@@ -462,10 +461,11 @@ class _ReadConvolved(torch.autograd.Function):
         wanted = ctx.needs_input_grad[8:]
         sums = [WeightGradient(w, n) for w, n in zip(weights, wanted, strict=True)]
         of_x = ctx.needs_input_grad[5] or ctx.needs_input_grad[7]
+        marked = [_marked(weight, ctx.validity) for weight in weights]
 
         def gradient(x: Tensor, part: slice) -> Tensor | None:
             total: Tensor | None = None
-            ends = zip(ctx.geometries, grads, weights, sums, strict=True)
+            ends = zip(ctx.geometries, grads, marked, sums, strict=True)
             for geometry, grad, weight, own in ends:
                 if grad is not None:
                     of_part, of_weight = geometry.gradients(
@@ -482,14 +482,15 @@ class _ReadConvolved(torch.autograd.Function):
                 halves = _differentiable(ctx, streams, gradient)
             else:
                 halves = _part_by_part(ctx, streams, gradient, of_x)
-        if ctx.validity is not None and of_x:
-            validity = ctx.validity.to(tangent1.dtype)
-            add = torch.add if torch.is_grad_enabled() else Tensor.add_
-            halves = [add(half, validity) for half in halves]
         return (
             None, None, None, None, None, halves[0], None, halves[1],
             *(own.value for own in sums),
         )  # fmt: skip
+
+
+def _marked(weight: Tensor, validity: Tensor | None) -> Tensor:
+    """Make all that a weight is multiplied with NaN where streams were out of range."""
+    return weight if validity is None else weight + validity.to(weight.dtype)
 
 
 _Gradient = Callable[[Tensor, slice], "Tensor | None"]

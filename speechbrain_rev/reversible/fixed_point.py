@@ -78,40 +78,48 @@ def decode(
 
 def add(
     value: Tensor,
-    f: Tensor,
+    residuals: Sequence[Tensor],
     steps: float,
     largest: Tensor | None,
     out: Tensor | None,
+    floats: Tensor | None = None,
     reuse: bool = False,
 ) -> Tensor:
-    """Add a rounded residual.
+    """Add rounded residuals, one after the other.
 
     Parameters
     ----------
     value : torch.Tensor, int32
         Steps.
-    f : torch.Tensor
-        Floats of the value's shape, in any layout.
+    residuals : sequence of torch.Tensor
+        Floats of the value's shape, in any layout; at most ``kernels.AT_ONCE``.
     steps : float
         Steps from 0 to 1.
     largest : torch.Tensor, [2], or None
         Notes.
     out : torch.Tensor or None
         Where the sum goes, which may be the value itself; None for a new tensor.
+    floats : torch.Tensor, float32, or None
+        Where the sum goes as floats too, in the value's layout.
     reuse : bool
-        Whether f may be written to, which saves a tensor where it has the value's
-        layout.
+        Whether residuals may be written to, which saves a tensor where they have the
+        value's layout.
 
     Returns
     -------
     torch.Tensor, int32
         The sum, in the value's layout if it is new.
     """
-    if out is None or f.dtype not in _HALVES:
-        return _add(value, f, steps, largest, out, reuse)
-    for part in _parts(value, f, out):
-        _add(part[0], part[1], steps, largest, part[2], reuse)
-    return out
+    for f in residuals:
+        if out is None or f.dtype not in _HALVES:
+            value = out = _add(value, f, steps, largest, out, reuse)
+            continue
+        for part in _parts(value, f, out):
+            _add(part[0], part[1], steps, largest, part[2], reuse)
+        value = out
+    if floats is not None:
+        decode(value, steps, floats.dtype, floats)
+    return value
 
 
 def subtract(
@@ -121,8 +129,10 @@ def subtract(
 
     Parameters
     ----------
-    value, f, steps, out, reuse
+    value, steps, out, reuse
         As for ``add``.
+    f : torch.Tensor
+        One of the residuals that were added.
 
     Returns
     -------

@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from speechbrain_rev.kernels.fixed_point import AT_ONCE
 from speechbrain_rev.reversible.convolution import (
     Geometry,
     WeightGradient,
@@ -432,15 +433,17 @@ class _Reconstruct(torch.autograd.Function):
         of_kept, of_changed = tangent2.requires_grad, tangent1.requires_grad
         # What a chain begins with is its own; values that earlier blocks saved are not.
         spared = 0 if ctx.in_place and start == 0 else 2
+        floats: Tensor | None = None  # of what the next function reads
         for i, half in enumerate(halves, 1 + 2 * start):
             block, half_of_block = divmod(i - 1 - 2 * start, 2)
             if half_of_block == 0:
                 notify(blocks[block], Moment.FORWARD_BEGINS)
             in_place = ctx.in_place and i > 2 * start + spared
-            x = format.decode(kept, ctx.dtype)
-            x = _narrowed(x, half, Autocast.now({x.device}))
+            x = format.decode(kept, ctx.dtype) if floats is None else floats
+            x, floats = _narrowed(x, half, Autocast.now({x.device})), None
             ctx.needed.append(of_kept)
-            for f in half:
+            residuals = []
+            for n, f in enumerate(half, 1):
                 roots = tangent1, tangent2
                 y, recording, has_graph, is_kept = _first_run(
                     f, x, mask, notes.place(i), roots if of_kept else ()
@@ -448,14 +451,21 @@ class _Reconstruct(torch.autograd.Function):
                 of_changed = of_changed or has_graph
                 if is_kept:
                     ctx.in_place = in_place = False
-                changed = format.add(
-                    changed, y, notes.row(i),
-                    out=changed if in_place else None, reuse=len(half) > 1,
-                )  # fmt: skip
+                residuals.append(y)
                 del y
-                in_place = ctx.in_place
                 ctx.recordings.append(recording)
-            del x
+                if n == len(half):
+                    del x
+                    if i < 2 * start + len(halves):
+                        floats = format.place_of_floats(changed, ctx.dtype)
+                elif len(residuals) < AT_ONCE:
+                    continue
+                changed = format.add(
+                    changed, residuals, notes.row(i), out=changed if in_place else None,
+                    floats=floats, reuse=len(half) > 1,
+                )  # fmt: skip
+                residuals.clear()
+                in_place = ctx.in_place
             changed, kept, of_changed, of_kept = kept, changed, of_kept, of_changed
             if half_of_block == 1 and block < len(blocks) - 1:
                 # That of the last one comes where nobody keeps the input any more.

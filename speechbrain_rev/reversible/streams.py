@@ -75,33 +75,38 @@ class StreamFormat:
     def add(
         self,
         value: Tensor,
-        f: Tensor,
+        residuals: Sequence[Tensor],
         largest: Tensor | None,
         *,
         out: Tensor | None = None,
+        floats: Tensor | None = None,
         reuse: bool = False,
     ) -> Tensor:
-        """Add a residual.
+        """Add residuals, one after the other.
 
         Parameters
         ----------
         value : torch.Tensor
             The stream's.
-        f : torch.Tensor
-            The residual.
+        residuals : sequence of torch.Tensor
+            At most ``AT_ONCE``.
         largest : torch.Tensor, [2], or None
             As for ``encode``.
         out : torch.Tensor or None
             Where the sum goes, as the value itself; None for a new tensor.
+        floats : torch.Tensor or None
+            Of ``place_of_floats``: where the sum goes as floats too.
         reuse : bool
-            Whether the residual's storage may be written to: nobody needs it any more.
+            Whether the residuals' storage may be written to: nobody needs it any more.
 
         Returns
         -------
         torch.Tensor
             The sum.
         """
-        return torch.add(value, f, out=out)
+        for f in residuals:
+            value = out = torch.add(value, f, out=out)
+        return value
 
     def subtract(
         self,
@@ -113,6 +118,10 @@ class StreamFormat:
     ) -> Tensor:
         """Subtract a residual: the inverse of ``add``, here up to rounding."""
         return torch.sub(value, f, out=out)
+
+    def place_of_floats(self, value: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Make a place for what a sum is decoded to; None if it needs no decoding."""
+        return None
 
 
 class ExactFormat(StreamFormat):
@@ -151,15 +160,16 @@ class ExactFormat(StreamFormat):
     def add(
         self,
         value: Tensor,
-        f: Tensor,
+        residuals: Sequence[Tensor],
         largest: Tensor | None,
         *,
         out: Tensor | None = None,
+        floats: Tensor | None = None,
         reuse: bool = False,
     ) -> Tensor:
-        """Add a rounded residual."""
-        arithmetic = _arithmetic(f, value, self.backend)
-        return arithmetic.add(value, f, self.steps, largest, out, reuse)
+        """Add rounded residuals, one after the other."""
+        arithmetic = _arithmetic(residuals[0], value, self.backend)
+        return arithmetic.add(value, residuals, self.steps, largest, out, floats, reuse)
 
     def subtract(
         self,
@@ -172,6 +182,10 @@ class ExactFormat(StreamFormat):
         """Subtract a rounded residual: the exact inverse of ``add``."""
         arithmetic = _arithmetic(f, value, self.backend)
         return arithmetic.subtract(value, f, self.steps, out, reuse)
+
+    def place_of_floats(self, value: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Make a place for what a sum is decoded to."""
+        return torch.empty_like(value, dtype=dtype)
 
 
 FORMATS: dict[str, StreamFormat] = {f.name: f for f in (StreamFormat(), ExactFormat())}
@@ -434,7 +448,7 @@ class _Add(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.dtype = f.dtype
-        total = format.add(value, f, largest)
+        total = format.add(value, [f], largest)
         ctx.mark_non_differentiable(total)
         return total, tangent_of(total, tangent.dtype)
 

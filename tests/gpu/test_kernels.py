@@ -37,8 +37,8 @@ def test_kernels_are_used(dtype, monkeypatch):
     launched.clear()
     exact, f = FORMATS["exact"], torch.randn(9, device="cuda").to(dtype)
     value = exact.encode(f, None)
-    exact.subtract(exact.add(value, f, None, out=value), f, out=value)
-    exact.subtract(exact.add(value, f, None), f)
+    exact.subtract(exact.add(value, [f], None, out=value), f, out=value)
+    exact.subtract(exact.add(value, [f], None), f)
     assert len(launched) == 5
 
 
@@ -66,7 +66,7 @@ def test_nothing_waits_for_the_device():
     torch.cuda.set_sync_debug_mode("error")
     try:
         value = exact.encode(f, largest)
-        exact.subtract(exact.add(value, f, largest, out=value), f, out=value)
+        exact.subtract(exact.add(value, [f], largest, out=value), f, out=value)
         exact.decode(value, torch.float32)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -78,7 +78,7 @@ def test_in_place_no_memory_is_taken_beside():
     value = exact.encode(f, largest)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    exact.subtract(exact.add(value, f, largest, out=value), f, out=value)
+    exact.subtract(exact.add(value, [f], largest, out=value), f, out=value)
     assert torch.cuda.max_memory_allocated() == before
 
 
@@ -99,6 +99,6 @@ def test_more_elements_than_an_int32_counts():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
 def test_tensors_need_not_be_on_the_current_device():
     value, f, largest = (x.to("cuda:1") for x in (steps(9), torch.randn(9), notes()))
-    expected = reference.add(value, f, STEPS, None, None)
-    assert_same(kernels.add(value, f, STEPS, largest, None), expected)
+    expected = reference.add(value, [f], STEPS, None, None)
+    assert_same(kernels.add(value, [f], STEPS, largest, None), expected)
     assert torch.cuda.current_device() == 0

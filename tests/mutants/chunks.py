@@ -13,6 +13,8 @@ CHAIN_CODE = Source("speechbrain_rev/reversible/chain.py")
 TRACE_TESTS = Tests("tests/unit/planner/test_trace.py")
 CHAIN_TESTS = Tests("tests/unit/reversible/test_chain.py")
 
+STREAMS_TESTS = Tests("tests/unit/reversible/test_streams.py")
+
 CHUNKS = [
     LAYERS_CODE(
         "7: running statistics of a piece are not updated",
@@ -44,6 +46,24 @@ CHUNKS = [
         " and not any(map(has_hooks, layers))",
         "",
         TESTS("not_as_it_was_built"),
+    ),
+    SEGMENT_CODE(
+        "7: of pieces that are added together only the last one is",
+        "changed, residuals, notes.row(i)",
+        "changed, residuals[-1:], notes.row(i)",
+        TESTS("those_of_the_whole"),
+    ),
+    CONVOLUTION_CODE(
+        "5: what reads streams in parts makes numbers of what left its range",
+        "return weight if validity is None else weight + validity.to(weight.dtype)",
+        "return weight",
+        STREAMS_TESTS("left_their_range"),
+    ),
+    CONVOLUTION_CODE(
+        "5: gradients of what was read in parts are numbers",
+        "marked = [_marked(weight, ctx.validity) for weight in weights]",
+        "marked = weights",
+        STREAMS_TESTS("left_their_range"),
     ),
     CONVOLUTION_CODE(
         "7: a weight's gradient is that of the last part of a batch",

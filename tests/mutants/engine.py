@@ -56,9 +56,9 @@ ENGINE = [
     ),
     SEGMENT_CODE(
         "6: an activation of each block is kept",
-        "ctx.recordings.append(recording)\n            del x",
-        "ctx.recordings.append(recording)\n"
-        "                recording.kept = changed.clone()\n            del x",
+        "                ctx.recordings.append(recording)\n",
+        "                ctx.recordings.append(recording)\n"
+        "                recording.kept = changed.clone()\n",
         CHAIN("does_not_grow and basic"),
     ),
     CHAIN_CODE(

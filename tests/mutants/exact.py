@@ -27,6 +27,12 @@ EXACT = [
         "_changed(torch.sub, value - 1, f,",
         FORMATS_TESTS("loses_nothing"),
     ),
+    FIXED_CODE(
+        "3: the next function reads a sum that is a step off",
+        "        decode(value, steps, floats.dtype, floats)",
+        "        decode(value + 1, steps, floats.dtype, floats)",
+        CHAIN_TESTS("equals_plain and basic"),
+    ),
     CHAIN_CODE(
         "3: storing adds gradients of shared weights up in another order",
         "shared = shared_by(f for b in couplings for f in (b.f, b.g))",

@@ -58,8 +58,8 @@ HALF_PRECISION = [
     ),
     FORMATS_CODE(
         "half: a residual that overflowed leaves a finite stream",
-        "        return torch.add(value, f, out=out)",
-        "        return torch.add(value, f.nan_to_num(), out=out)",
+        "            value = out = torch.add(value, f, out=out)",
+        "            value = out = torch.add(value, f.nan_to_num(), out=out)",
         ENGINE_TESTS("never_silent"),
     ),
     FORMATS_CODE(

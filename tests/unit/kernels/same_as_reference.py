@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from speechbrain_rev.kernels import fixed_point as kernels
 from speechbrain_rev.reversible import fixed_point as reference
@@ -84,16 +85,16 @@ class SameAsReference:
     def check(self, name, *arguments):
         """Run a kernel and its reference on the same tensors and compare them all."""
         memo = {}
-        for x in arguments:
+        for x in tree_leaves(arguments):
             if isinstance(x, torch.Tensor) and id(x) not in memo:
                 whole = memory(x).to(self.device)
                 twin = whole.as_strided(x.shape, x.stride(), x.storage_offset())
                 memo[id(x)] = twin.requires_grad_(x.requires_grad)
-        arguments = [memo.get(id(x), x) for x in arguments]
+        arguments = tree_map(lambda x: memo.get(id(x), x), arguments)
         twins = copy.deepcopy(arguments)
         result, left = self.run(getattr(kernels, name), *arguments)
         assert_same(result, with_nan(getattr(reference, name), *twins))
-        for x, y in zip(left, twins, strict=True):
+        for x, y in zip(tree_leaves(left), tree_leaves(twins), strict=True):
             assert_same(x, y)
 
     def check_all(self, value, f):
@@ -103,7 +104,7 @@ class SameAsReference:
         for largest, in_place in itertools.product((None, notes()), (False, True)):
             x = slack(value)
             out = x if in_place else None
-            self.check("add", x, f, STEPS, largest, out)
+            self.check("add", x, [f], STEPS, largest, out)
             if largest is None:
                 self.check("subtract", x, f, STEPS, out)
 
@@ -131,14 +132,14 @@ class SameAsReference:
             f = torch.arange(-(2**15), 2**15).short().view(dtype)
         if below is not None:
             f = f[f.abs() < below]
-        self.check("add", steps(len(f)), f, STEPS, notes(), None)
+        self.check("add", steps(len(f)), [f], STEPS, notes(), None)
 
     @pytest.mark.parametrize("before", [0.0, 2.0, 1e4, INF, NAN, -NAN])
     @pytest.mark.parametrize("now", [0.0, -3.0, INF, NAN])
     def test_what_was_noted_is_kept_if_it_is_larger(self, before, now):
         f = torch.tensor([now, 0.0])
         for largest in (notes(before, 0.0), notes(0.0, before)):
-            self.check("add", steps(2), f, STEPS, largest, None)
+            self.check("add", steps(2), [f], STEPS, largest, None)
             self.check("encode", f, STEPS, largest)
 
     @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (0, 3, 4, 5), (2, 3, 0, 1)])
@@ -164,8 +165,27 @@ class SameAsReference:
             f[:1, :1].expand(shape),
         ):
             self.check("encode", residual, STEPS, notes())
-            self.check("add", value, residual, STEPS, notes(), None)
+            self.check("add", value, [residual], STEPS, notes(), None)
             self.check("subtract", value, residual, STEPS, value)
+
+    @pytest.mark.parametrize("last", [False, True])
+    @pytest.mark.parametrize("count", range(1, kernels.AT_ONCE + 1))
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    def test_several_residuals_and_the_sum_as_floats(self, dtype, count, last):
+        """Each sum on the way is noted, and residuals may lie in different ways."""
+        shape, layout = (2, 6, 23, 29), torch.channels_last
+        value = steps(*shape)
+        f = [torch.randn(shape).to(dtype) for _ in range(count)]
+        # The first two take the sum out of the range and back.
+        f[0] = f[0] + LIMIT
+        f[1:2] = [x - LIMIT for x in f[1:2]]
+        f[2:] = [x.contiguous(memory_format=layout) for x in f[2:]]
+        if last:
+            value = value.contiguous(memory_format=layout)
+        for in_place in (False, True):
+            x = slack(value)
+            floats = slack(torch.full_like(value, NAN, dtype=torch.float32))
+            self.check("add", x, f, STEPS, notes(), x if in_place else None, floats)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     def test_decoding(self, dtype):
@@ -179,15 +199,16 @@ class SameAsReference:
                 self.check("decode", value, STEPS, dtype, joined.chunk(2, dim=1)[1])
 
     def test_writing_is_seen_by_autograd(self):
-        value, f, largest = steps(5), torch.randn(5), notes()
-        arguments = (x.to(self.device) for x in (value, f, largest))
-        (of_value, of_f, of_largest), _ = self.run(versions, *arguments)
-        assert min(of_value, of_largest) > 0
+        tensors = steps(5), torch.randn(5), notes(), torch.zeros(5)
+        arguments = (x.to(self.device) for x in tensors)
+        (of_value, of_f, of_largest, of_floats), _ = self.run(versions, *arguments)
+        assert min(of_value, of_largest, of_floats) > 0
         assert of_f == 0
 
 
-def versions(value, f, largest):
+def versions(value, f, largest, floats):
     """How often each was written to, by autograd's count."""
-    before = [x._version for x in (value, f, largest)]
-    kernels.add(value, f, STEPS, largest, value)
-    return [x._version - v for x, v in zip((value, f, largest), before, strict=True)]
+    tensors = value, f, largest, floats
+    before = [x._version for x in tensors]
+    kernels.add(value, [f], STEPS, largest, value, floats)
+    return [x._version - v for x, v in zip(tensors, before, strict=True)]

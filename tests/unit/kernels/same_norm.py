@@ -51,15 +51,19 @@ def in_kernels(x, grad, vectors, relu):
 
 
 def parts_in_kernels(x, grad, vectors, pieces, layout):
-    """Results of views of some channels, between whose rows there are gaps."""
+    """Results of views of some channels, between whose rows there are gaps.
+
+    Gradients are given without gaps, in the other layout, and with the same ones.
+    """
+    other = LAYOUTS[layout is torch.contiguous_format]
     return [
-        in_kernels(
-            x[:, piece],
-            grad[:, piece].contiguous(memory_format=layout),
-            [v[piece] for v in vectors],
-            True,
-        )
+        in_kernels(x[:, piece], of_piece, [v[piece] for v in vectors], True)
         for piece in pieces
+        for of_piece in (
+            grad[:, piece].contiguous(memory_format=layout),
+            grad[:, piece].contiguous(memory_format=other),
+            grad[:, piece],
+        )
     ]
 
 
@@ -125,7 +129,8 @@ class SameNorm:
         pieces = [slice(0, 1), slice(6, 9)]
         y, whole, _ = self.run(in_kernels, x, grad, vectors, True)
         found = self.run(parts_in_kernels, x, grad, vectors, pieces, layout)
-        for (part, grads, _), piece in zip(found, pieces, strict=True):
+        each = [piece for piece in pieces for _ in range(3)]
+        for (part, grads, _), piece in zip(found, each, strict=True):
             assert torch.equal(part, y[:, piece])
             assert torch.equal(grads[0], whole[0][:, piece])
             assert torch.equal(grads[1], whole[1][piece])

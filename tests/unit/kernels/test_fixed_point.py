@@ -57,7 +57,13 @@ def launch():
             if size == 5:
                 kernels.encode(f, STEPS, None)
                 kernels.subtract(value, f, STEPS, None)
-            kernels.add(value, f, STEPS, largest, None)
+            kernels.add(value, [f], STEPS, largest, None)
+        several = [torch.empty(5, dtype=dtype, device="meta")] * kernels.AT_ONCE
+        value = kernels.encode(several[0], STEPS, None)
+        floats = torch.empty(5, device="meta")
+        kernels.add(value, several, STEPS, largest, value, floats)
+        halves = torch.empty(4, 6, 5, 7, dtype=dtype, device="meta").chunk(2, dim=1)
+        kernels.encode(halves[1], STEPS, largest)
 
 
 @pytest.mark.slow
@@ -67,7 +73,7 @@ def test_kernels_compile_without_a_device(compiler, capability):
     if tuple(map(int, version("triton").split(".")[:2])) < (3, 3):
         pytest.skip("older releases of Triton take a kernel's arguments otherwise")
     code, _ = compiler(compiled, kernels.__name__, launch, capability)
-    assert len(code) == 3 * 4 + 2 * 2
+    assert len(code) == 3 * 6 + 2 * 2
     for ptx in code:
         # As torch converts: what is beyond an int32 becomes the nearest, NaN zero.
         assert "cvt.rzi.s32.f32" in ptx

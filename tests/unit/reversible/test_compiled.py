@@ -133,13 +133,13 @@ def test_compiled_sums_are_the_references(backend, dtype):
         value, f = (x.contiguous(memory_format=layout) for x in (value, f))
         for given in (f, f.transpose(2, 3).contiguous().transpose(2, 3)):
             notes, expected_notes, kept = torch.zeros(2), torch.zeros(2), given.clone()
-            expected = fixed_point.add(value, given, STEPS, expected_notes, None)
-            total = arithmetic.add(value, given, STEPS, notes, None)
+            expected = fixed_point.add(value, [given], STEPS, expected_notes, None)
+            total = arithmetic.add(value, [given], STEPS, notes, None)
             assert torch.equal(total, expected)
             assert total.stride() == value.stride()
             assert torch.equal(notes, expected_notes)
             total, version = value.clone(), value.clone()._version
-            assert arithmetic.add(total, given, STEPS, notes, total) is total
+            assert arithmetic.add(total, [given], STEPS, notes, total) is total
             assert torch.equal(total, expected)
             assert total._version > version
             assert torch.equal(arithmetic.subtract(total, given, STEPS, None), value)
@@ -154,7 +154,7 @@ def test_what_is_not_a_number_stays_noted(backend, bad):
     value, notes = torch.zeros(40, dtype=torch.int32), torch.tensor([1.0, 7.0])
     for f in (bad, 1.0):
         f = torch.full((40,), f)
-        compiled.FixedPoint(backend).add(value, f, STEPS, notes, None)
+        compiled.FixedPoint(backend).add(value, [f], STEPS, notes, None)
     assert not notes[0] < 2**14
 
 

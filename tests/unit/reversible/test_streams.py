@@ -14,6 +14,7 @@ from speechbrain_rev.reversible import (
     fixed_point,
     streams,
 )
+from speechbrain_rev.reversible.convolution import Reading
 from speechbrain_rev.reversible.streams import FORMATS
 
 from .chains import in_backward, module_with
@@ -47,7 +48,7 @@ def test_sums_have_the_layout_of_the_value(stream_format, layout, other):
     x, f = torch.randn(2, 2, 3, 5, 7)
     value = stream_format.encode(x.contiguous(memory_format=layout), None)
     f = f.contiguous(memory_format=other)
-    total = stream_format.add(value, f, None)
+    total = stream_format.add(value, [f], None)
     assert total.stride() == value.stride()
     assert stream_format.subtract(total, f).stride() == value.stride()
 
@@ -96,12 +97,12 @@ def test_adding_and_subtracting_loses_nothing_and_writes_to_nothing_given(scale)
     x, f = torch.randn(3, 4, 5), scale * torch.randn(3, 4, 5)
     value = EXACT.encode(x, None)
     given = [x.clone(), f.nan_to_num(7), value.clone()]
-    total = EXACT.add(value, f, None)
+    total = EXACT.add(value, [f], None)
     assert torch.equal(EXACT.subtract(total, f), value)
     for own in (EXACT.decode(value, torch.float32), total, EXACT.encode(x, None)):
         own.zero_()
     assert all(map(torch.equal, (x, f.nan_to_num(7), value), given))
-    assert EXACT.add(value, f, None, out=value) is value
+    assert EXACT.add(value, [f], None, out=value) is value
     assert torch.equal(EXACT.subtract(value, f, out=value), given[2])
 
 
@@ -120,7 +121,7 @@ def test_float64_is_rounded_as_float64():
     assert (x.float() - x).abs().min() > 0.3 * STEP
     value = EXACT.encode(x, None)
     assert value.tolist() == [high / STEP + 3, low / STEP + 1]
-    assert EXACT.add(value - value, x, None).tolist() == value.tolist()
+    assert EXACT.add(value - value, [x], None).tolist() == value.tolist()
     assert EXACT.decode(value, torch.float64).tolist() == [high + 3 * STEP, low + STEP]
 
 
@@ -128,7 +129,7 @@ def test_of_nothing_nothing_is_noted_and_a_nan_stays_noted():
     for shape in ((0,), (2, 0, 3, 4)):
         largest = torch.tensor([1.0, 2.0])
         value = EXACT.encode(torch.randn(shape), largest)
-        EXACT.add(value, torch.randn(shape), largest, out=value)
+        EXACT.add(value, [torch.randn(shape)], largest, out=value)
         assert largest.tolist() == [1.0, 2.0]
     for x in (float("nan"), 1.0, float("inf")):
         EXACT.encode(torch.tensor([x]), largest)
@@ -175,3 +176,25 @@ def test_elsewhere_and_without_values_the_reference_computes():
     assert fake.is_cuda
     for x in (torch.zeros(1), fake):
         assert streams._arithmetic(x) is fixed_point
+
+
+@pytest.mark.parametrize("value", [0.0, NAN])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("bare", [False, True])
+def test_what_reads_streams_in_parts_hands_on_whether_they_left_their_range(
+    value, parts, bare
+):
+    conv = nn.Conv2d(4, 3, 3, padding=1, bias=False)
+    results = []
+    for validity in (None, torch.tensor(value)):
+        x = [x.requires_grad_() for x in torch.ones(2, 3, 2, 5, 7)]
+        entered = streams.enter(*x, EXACT)._replace(validity=validity)
+        reading = Reading.of(entered, [conv], parts)
+        y = reading.convolved(conv, 0)
+        given = torch.ones_like(y)
+        # As where second derivatives are wanted, and as usual.
+        grads = torch.autograd.grad(y, x, given, create_graph=bare)
+        results.append([y.detach(), *(grad.detach() for grad in grads)])
+    for plain, marked in zip(*results, strict=True):
+        expected = plain if value == 0 else torch.full_like(plain, NAN)
+        torch.testing.assert_close(marked, expected, rtol=0, atol=0, equal_nan=True)
