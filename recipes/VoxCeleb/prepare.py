@@ -75,9 +75,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         settings = plain_settings(compose(argv).text)
         folder = Path(settings["output_folder"])
+        data = DataSettings.of(settings)
+        if not folder.exists():
+            # What is refused leaves no folder behind.
+            data.check_there()
         check_writable("output_folder", folder)
         with owned(folder, Path(settings["save_folder"])):
-            prepared = prepare(DataSettings.of(settings), settings["save_folder"])
+            prepared = prepare(data, settings["save_folder"])
         print(prepared.in_words())
 
 

@@ -182,10 +182,14 @@ def main(argv=None):
         prepare(DataSettings.of(settings), save)
         run_on_main(print, args=[already_finished(settings)])
     else:
+        if not output.exists():
+            # What is refused leaves no folder behind.
+            DataSettings.of(settings).check_there()
         check_writable("output_folder", output)
         with owned(output, save), kept_in(settings, trial=trial) as folder:
-            if not trial:
+            if dry or not trial:
                 refuse_without_checkpoints(settings)
+            if not trial:
                 run_on_main(mark_finished, args=[settings], kwargs={"done": False})
             train(text, settings, run_opts, folder, dry)
     if torch.distributed.is_initialized():

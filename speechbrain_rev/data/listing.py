@@ -154,6 +154,17 @@ class DataSettings:
             speaker_from=self.speaker_from,
         )
 
+    def check_there(self) -> None:
+        """Refuse a data folder or a list that is not there, before anything is written.
+
+        Raises
+        ------
+        ValueError
+            If one is missing, or no corpus is recognised in the folder.
+        """
+        self.corpus()
+        self.fingerprint()
+
     def fingerprint(self) -> dict[str, object]:
         """Return the settings and a digest of each list's content."""
         given = asdict(self)

@@ -215,7 +215,8 @@ class ValidatedEpochs(CheckedSteps):
 def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
     """Take two steps, and print how long training would take and where logs would go.
 
-    Nothing is kept of the steps: the brain has no checkpointer afterwards.
+    A run that has checkpoints goes on from the newest one, and what is left of it is
+    counted. Nothing is kept of the steps: the brain has no checkpointer afterwards.
 
     Parameters
     ----------
@@ -224,9 +225,18 @@ def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
         ``wandb_project``.
     loader : DataLoader
         Of the training speech, with two batches or more.
+
+    Raises
+    ------
+    ValueError
+        If a run could not go on from its newest checkpoint, as with optimizer states of
+        other bits.
     """
-    brain.checkpointer = None
-    brain.on_fit_start()
+    # Not its own, which drops lines about steps that a run takes again.
+    sb.Brain.on_fit_start(brain)
+    hparams = brain.hparams
+    done_steps = hparams.epoch_counter.current * len(loader) + brain.step
+    brain.checkpointer, brain.step, hparams.epoch_counter.current = None, 0, 0
     brain.modules.train()
     brain.on_stage_start(sb.Stage.TRAIN, 1)
     batches: Iterable[ChunkBatch] = iter(loader)
@@ -235,9 +245,14 @@ def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
         brain.fit_batch(batch)
         seconds = time.monotonic() - start
     brain.bar.close()
-    hparams = brain.hparams
     lines = [
-        progress.forecast(len(loader), seconds, hparams.number_of_epochs, brain.device)
+        progress.forecast(
+            len(loader),
+            seconds,
+            hparams.number_of_epochs,
+            brain.device,
+            done_steps=done_steps,
+        )
     ]
     figures = brain.tally.read(brain.modules.embedding_model)
     if "compression_ratio" in figures:

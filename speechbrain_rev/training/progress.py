@@ -210,14 +210,49 @@ def memory_shown(stats: dict[str, Any]) -> dict[str, float]:
 
 
 def forecast(
-    steps: int, seconds: float, epochs: int, device: torch.device | str
+    steps: int,
+    seconds: float,
+    epochs: int,
+    device: torch.device | str,
+    *,
+    done_steps: int = 0,
 ) -> str:
-    """Return a sentence on how long training takes if a step takes so many seconds."""
-    total = seconds * steps * epochs
+    """Return a sentence on how long training takes if a step takes so many seconds.
+
+    Parameters
+    ----------
+    steps : int
+        Of an epoch.
+    seconds : float
+        Of a step.
+    epochs : int
+        Of the whole run.
+    device : torch.device or str
+        Where the training runs.
+    done_steps : int
+        Steps of these epochs that were taken before.
+
+    Returns
+    -------
+    str
+        The time of the steps that are left, and the peak of memory so far.
+
+    Examples
+    --------
+    >>> forecast(100, 18.0, 3, "cpu", done_steps=120).partition(", without")[0]
+    '100 steps per epoch, 18.00 s per step: 54.0 min for what is left of 3 epochs (1 done,
+    20 steps of the next)'
+    """
+    total = seconds * max(0, steps * epochs - done_steps)
     duration = f"{total / 3600:.1f} h" if total >= 3600 else f"{total / 60:.1f} min"
+    whole, more = divmod(done_steps, steps)
+    left = f"{epochs} epochs"
+    if done_steps:
+        begun = f", {more} steps of the next" if more else ""
+        left = f"what is left of {left} ({whole} done{begun})"
     peak = memory_shown(peak_memory(device)).items()
     return (
-        f"{steps} steps per epoch, {seconds:.2f} s per step: {duration} for {epochs} "
-        f"epochs, without validation and without waiting for the reading of speech; "
+        f"{steps} steps per epoch, {seconds:.2f} s per step: {duration} for {left}, "
+        f"without validation and without waiting for the reading of speech; "
         f"{', '.join(f'{name}: {gib:.2f}' for name, gib in peak)}."
     )

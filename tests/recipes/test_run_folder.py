@@ -79,8 +79,25 @@ def test_a_trial_in_a_run_s_folder_leaves_its_files(again, folder, option):
     ):
         again(option, max_gradient_error=0.05)
     assert contents(folder) == before
-    assert ("for 3 epochs" in output) == (option == "--dry_run")
+    left = "for what is left of 3 epochs (1 done), without"
+    assert (left in output) == (option == "--dry_run")
     assert SpeakerEmbedder.from_run(folder)
+
+
+def test_a_dry_run_refuses_what_the_run_would_refuse(again, folder):
+    before = contents(folder)
+    refusals = []
+    for options in (["--dry_run"], []):
+        with pytest.raises(ValueError, match="This optimizer is sgd at 32") as refused:
+            again(*options, number_of_epochs=2, optimizer_bits=32)
+        refusals.append(str(refused.value))
+        if options:
+            assert contents(folder) == before
+    assert refusals[0] == refusals[1]
+    delete_checkpoints(folder)
+    for options in (["--dry_run"], []):
+        with pytest.raises(ValueError, match="finished run without checkpoints"):
+            again(*options, number_of_epochs=2)
 
 
 def test_what_debugging_persistently_leaves_has_its_settings(again, folder):

@@ -205,6 +205,23 @@ def test_settings_that_cannot_work_are_refused_by_name(
     assert not (tmp_path / "run" / "embedding_model.ckpt").exists()
 
 
+@pytest.mark.parametrize("options", [[], ["--dry_run"]])
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"data_folder": "nowhere"}, "data folder nowhere does not exist"),
+        ({"train_list": "nowhere.txt"}, "list nowhere.txt does not exist"),
+    ],
+)
+def test_data_that_are_not_there_are_refused_before_a_folder_is_made(
+    train, data, tmp_path, options, changed, words
+):
+    argv = [*arguments(data, tmp_path / "results" / "run", **changed), *options]
+    with pytest.raises(ValueError, match=words):
+        train.main(argv)
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_rate_is_that_of_the_utterances_of_an_optimizer_step(train, data, tmp_path):
     rates = []
     for factor in (1, 2):

@@ -13,6 +13,7 @@ from speechbrain_rev.inference.running import RepeatedShapes
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.scoring import Trials
 from speechbrain_rev.training import dry_run, epochs
+from speechbrain_rev.training.steps import Tally
 
 NAMES = [f"{speaker}/{i}.wav" for speaker in "ab" for i in range(3)]
 
@@ -138,3 +139,19 @@ def test_a_dry_run_prints_what_training_takes_and_keeps_nothing(
     # Gradients that are not finite are reported.
     assert [line["step"] for line in brain.rows("skipped.jsonl")] == [1, 2]
     assert not any((tmp_path / "save").iterdir())
+
+
+def test_a_dry_run_counts_what_is_left_of_a_run_and_drops_no_line(
+    noise_run, tmp_path, capsys
+):
+    first = noise_run()
+    first.on_fit_start()
+    first.hparams.epoch_counter.current, first.step, first.tally = 2, 3, Tally()
+    first.checkpointer.save_checkpoint(end_of_epoch=False)
+    later = '{"epoch": 2, "step": 4}\n'
+    (tmp_path / "skipped.jsonl").write_text(later)
+    brain = noise_run()
+    dry_run(brain, brain.train_set)
+    left = "for what is left of 2 epochs (1 done, 3 steps of the next), without"
+    assert left in capsys.readouterr().out
+    assert (tmp_path / "skipped.jsonl").read_text() == later
