@@ -100,6 +100,29 @@ def nearest_gpu(memory_bytes: int, gpus: Sequence[Gpu] = GPUS) -> Gpu:
     return replace(gpu, memory_bytes=memory_bytes, is_named=False)
 
 
+def smallest_gpu(memory_bytes: int) -> str | None:
+    """Name the listed GPU of the least memory that has a size, and its memory.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        The size.
+
+    Returns
+    -------
+    str or None
+        None if no GPU has as much.
+
+    Examples
+    --------
+    >>> smallest_gpu(11 * GIB + 1), smallest_gpu(1000 * GIB)
+    ('RTX 3060 of 12 GiB', None)
+    """
+    enough = [gpu for gpu in GPUS if gpu.memory_bytes >= memory_bytes]
+    gpu = min(enough, key=lambda gpu: gpu.memory_bytes, default=None)
+    return None if gpu is None else f"{gpu.name} of {card_text(gpu.memory_bytes)}"
+
+
 def parse_card(text: str) -> Gpu:
     """Read the GPU that ``--card`` names, by its name or by its memory.
 

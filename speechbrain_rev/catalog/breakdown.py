@@ -26,6 +26,7 @@ from speechbrain_rev.catalog.table import (
     check_names,
     counted_peaks,
     mode_counts,
+    stage_of,
 )
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.modes import Mode
@@ -176,19 +177,19 @@ class _Growing:
 def _activations(trace: Trace, names: list[str]) -> dict[str, tuple[int, int]]:
     """Give for each part what is alive after its forward pass, and the most in both."""
     blocks = list(trace.blocks.items())
-    stage_of = {name: _stage_of(name) for name, _ in blocks}
+    stages_of = {name: stage_of(name) for name, _ in blocks}
     base = blocks[0][1].before_bytes
     last = blocks[-1][1].after_bytes
     # What lies between two blocks belongs to the second of them.
-    ends = {stage_of[name]: seen.before_bytes for name, seen in blocks[::-1]}
+    ends = {stages_of[name]: seen.before_bytes for name, seen in blocks[::-1]}
     ends_and_peaks = {"input": (base, base)}
-    stages = list(dict.fromkeys(stage_of.values()))
+    stages = list(dict.fromkeys(stages_of.values()))
     for stage, after in zip(stages, [*stages[1:], None], strict=True):
         end = last if after is None else ends[after]
         peaks = [
             max(seen.forward_peak_bytes, seen.backward_peak_bytes or 0)
             for name, seen in blocks
-            if stage_of[name] == stage
+            if stages_of[name] == stage
         ]
         ends_and_peaks[stage] = (end, max(peaks))
     ends_and_peaks["pooling, embedding"] = (last, trace.between_peak_bytes)
@@ -202,15 +203,9 @@ def _activations(trace: Trace, names: list[str]) -> dict[str, tuple[int, int]]:
 def _mode_counts(modes: Mapping[str, Mode]) -> dict[str, dict[str, int]]:
     counts: dict[str, dict[str, int]] = {}
     for name, mode in modes.items():
-        stage = counts.setdefault(_stage_of(name), {})
+        stage = counts.setdefault(stage_of(name), {})
         stage[mode.value] = stage.get(mode.value, 0) + 1
     return counts
-
-
-def _stage_of(block: str) -> str:
-    """Name the stage of a block: stem, or stages.0.chain.1, which is in stage 1."""
-    place = block.split(".")
-    return f"stage {int(place[1]) + 1}" if place[0] == "stages" else place[0]
 
 
 @dataclass(frozen=True)

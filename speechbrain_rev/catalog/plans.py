@@ -7,12 +7,12 @@ architectures", for the encoders of the table and for the recipe.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
 import multiprocessing
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from speechbrain_rev.architectures import (
@@ -30,6 +30,8 @@ from speechbrain_rev.architectures import (
     architecture,
 )
 from speechbrain_rev.catalog.steps import (
+    CHUNKS,
+    SMALL_CHUNKS,
     TrainingStep,
     budget_bytes_of,
     encoder_step,
@@ -43,17 +45,20 @@ from speechbrain_rev.catalog.table import (
     Training,
     check_batch,
     mode_counts,
+    modes_by_stage,
     select,
+    training_days,
 )
 from speechbrain_rev.devices import device_name, free_and_held_bytes, timed_device
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.geometry import channels_at_the_peak
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Infeasible, Plan, Profile, Sweep, plan_step, sweep
 from speechbrain_rev.planner.memory import make_gradients, unless_memory_runs_out
 from speechbrain_rev.planner.plan import choose, plan_within, refusal
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
-from speechbrain_rev.planner.step import Channels
+from speechbrain_rev.planner.step import Channels, Copy, Loss, Step
 from speechbrain_rev.planner.timing import Speed, seconds_of
 from speechbrain_rev.sizes import card_text, size_text
 from speechbrain_rev.whole_files import check_regular
@@ -154,6 +159,21 @@ class PlannedEncoder:
         return mode_counts(self.modes.values())
 
     @property
+    def stages(self) -> list[str]:
+        """What blocks do, as "stage 3: blocks 0-2 reconstruct, 3-4 store", stage by stage."""
+        return modes_by_stage(self.modes)
+
+    @property
+    def chunk_bytes(self) -> int | None:
+        """Bytes of such channels where a step holds most; None for all channels at once."""
+        row, own = self.model.row, list(self.channels)
+        if not any(own):
+            return None
+        sizes = [size for size in (*CHUNKS, *SMALL_CHUNKS) if size is not None]
+        made = {size: channels_at_the_peak(size, row, row.geometry()) for size in sizes}
+        return next((size for size in sizes if made[size] == own), None)
+
+    @property
     def seconds(self) -> float:
         """Predicted time of a step."""
         return self.profile.seconds(self.modes)
@@ -176,6 +196,12 @@ class PlannedEncoder:
         training = self.model.training
         more = optimizer_seconds(self.model.row, training, None, speed=self.speed)
         return training.batch / (self.seconds + more)
+
+    @property
+    def days(self) -> float | None:
+        """How long ``training_days`` takes so; None if no plan fits."""
+        rate = self.utterances_per_second
+        return None if rate is None else training_days(rate)
 
     @property
     def largest_batch(self) -> int | None:
@@ -284,6 +310,22 @@ def plan_encoders(
     return [planned[model.row.name] for model in models]
 
 
+def _watched(step: Step, show: Callable[[str], object]) -> Step:
+    """Show with each pass of a step how many there were, and of which batch."""
+    name, runs = step.about["encoder"], itertools.count(1)
+
+    def loss(batch: int, device: torch.device, copied: Copy) -> Loss:
+        own = step.loss(batch, device, copied)
+
+        def shown(output: Any) -> Tensor:
+            show(f"{name}, step {next(runs)}, batch {batch}")
+            return own(output)
+
+        return shown
+
+    return dataclasses.replace(step, loss=loss)
+
+
 def _each(
     plan_model: Callable[[ListedEncoder], PlannedEncoder],
     models: Sequence[ListedEncoder],
@@ -311,10 +353,9 @@ def _planned(
     show: Callable[[str], None] = _show_nothing,
 ) -> PlannedEncoder:
     row, training = model.row, model.training
-    step = encoder_step(row, training, speed=speed)
+    step = _watched(encoder_step(row, training, speed=speed), show)
     left = training.step_budget_bytes(row)
     whole = step.channels[0][0]
-    show(f"{row.name} is profiled")
     with step.training():
         profiler = profiler_of(step)
         # Nothing is faster than to store all with all channels at once. Where that fits
@@ -325,14 +366,14 @@ def _planned(
         profile, channels, counted_bytes = stored, whole, None
         fits = stored.peak_bytes(modes) <= left
         if fits and counted:
-            modes, counted_bytes = _counted(profiler, profile, channels, left, show)
+            modes, counted_bytes = _counted(profiler, profile, channels, left)
             fits = counted_bytes <= left
         if not fits:
             chosen = choose(profiler, left)
             assert chosen.channels is not None
             profile, channels, modes = chosen.profile, chosen.channels, chosen.modes
             if counted:
-                modes, counted_bytes = _counted(profiler, profile, channels, left, show)
+                modes, counted_bytes = _counted(profiler, profile, channels, left)
     baseline = _baseline(training.batch, training.frames)
     return PlannedEncoder(
         model,
@@ -359,30 +400,25 @@ def _counted(
     profile: Profile,
     channels: Channels,
     left_bytes: int,
-    show: Callable[[str], None],
 ) -> tuple[Mapping[str, str], int]:
     """Count the whole encoder with its plan, or with the lightest one if none fits."""
-    name, runs = profiler.step.about["encoder"], itertools.count(1)
     with profiler.bare(channels) as trial:
-
-        def run() -> None:
-            show(f"{name}, plan {next(runs)} is counted")
-            trial.run()
-
         try:
-            plan = plan_within(profile, trial._replace(run=run), left_bytes)
+            plan = plan_within(profile, trial, left_bytes)
         except Infeasible as error:
             return profile.lightest(), error.needed_bytes
     return plan.modes, plan.measured_bytes
 
 
-def check_fits(planned: PlannedEncoder) -> None:
+def check_fits(planned: PlannedEncoder, *, progress: bool = False) -> None:
     """Refuse an encoder that does not fit.
 
     Parameters
     ----------
     planned : PlannedEncoder
         The encoder on a GPU.
+    progress : bool
+        Whether a bar on stderr shows that it is searched what fits instead.
 
     Raises
     ------
@@ -401,9 +437,17 @@ def check_fits(planned: PlannedEncoder) -> None:
         return
     training = planned.model.training
     assert training.card_bytes is not None
-    step = encoder_step(planned.model.row, training, speed=planned.speed)
-    with step.training():
-        raise refusal(Profiler(step), training.card_bytes, planned.step_bytes)
+    bar: tqdm[Any]
+    with tqdm(
+        desc="searching for what fits",
+        bar_format="{desc} [{elapsed}{postfix}]",
+        leave=False,
+        disable=not progress,
+    ) as bar:
+        step = encoder_step(planned.model.row, training, speed=planned.speed)
+        step = _watched(step, bar.set_postfix_str)
+        with step.training():
+            raise refusal(Profiler(step), training.card_bytes, planned.step_bytes)
 
 
 @dataclass(frozen=True)
@@ -622,6 +666,7 @@ def plan_for_run(
     memory_budget: str | None,
     max_gradient_error: float | None = None,
     say: Callable[[str], object],
+    warn: Callable[[str], object],
 ) -> Plan:
     """Give the plan of a run: that of a file, the one that is kept, or a new one.
 
@@ -641,6 +686,8 @@ def plan_for_run(
     say : callable
         Is called with what a new plan is made for, and where one is taken that nobody
         named.
+    warn : callable
+        Is called with what the plan of a file was made for that this run is not.
 
     Returns
     -------
@@ -653,21 +700,16 @@ def plan_for_run(
         If nothing fits the budget, or the plan is for another run, GPU or chunk.
     FileNotFoundError
         If the file of a plan is not there.
-
-    Warns
-    -----
-    UserWarning
-        If the plan of a file was made for something else in part.
     """
     if plan_file is not None:
         plan = _load(plan_file, kept)
-        _warn_of_other_training(plan, step, f"plan_file {plan_file}")
+        _warn_of_other_training(plan, step, f"plan_file {plan_file}", warn)
         _refuse_other_channels(plan, step, plan_file)
         return plan.with_about(plan_file=str(plan_file))
     if memory_budget is None:
         plan = _read(kept)
         if "plan_file" in plan.about:
-            _warn_of_other_training(plan, step, str(kept))
+            _warn_of_other_training(plan, step, str(kept), warn)
         else:
             _refuse_other_training(plan, step, kept)
         _refuse_other_channels(plan, step, kept)
@@ -799,18 +841,24 @@ def _for_another(name: str, then: str | None, now: str) -> str:
     return f"where the chunk was {was}, and here it is {is_}"
 
 
-def _warn_of_other_training(plan: Plan, step: TrainingStep, source: str) -> None:
+def _warn_of_other_training(
+    plan: Plan, step: TrainingStep, source: str, warn: Callable[[str], object]
+) -> None:
     """Warn of what decides whether the plan fits; what it does not name is let pass."""
-    for name, (then, now) in _differences(plan, step).items():
-        if name == "device" and _holds_named_card(step.device, plan.about):
-            continue
+    others = [
+        _for_another(name, then, now)
+        for name, (then, now) in _differences(plan, step).items()
         # Blocks and channels are compared by themselves.
-        if then is not None and name not in ("blocks", "chunk"):
-            warnings.warn(
-                f"{source} was made {_for_another(name, then, now)}: it may take more "
-                "memory than it says, or be slower than another plan.",
-                stacklevel=3,
-            )
+        if then is not None
+        and name not in ("blocks", "chunk")
+        and not (name == "device" and _holds_named_card(step.device, plan.about))
+    ]
+    if others:
+        warn(
+            f"memory plan: {source} was made {'; '.join(others)}: it may take more memory "
+            "than it says, or be slower than another plan. Plan anew for this run, give the "
+            "settings that the plan was made for, or memory_budget, which plans."
+        )
 
 
 def _holds_named_card(device: torch.device, about: Mapping[str, str]) -> bool:

@@ -18,6 +18,7 @@ from speechbrain_rev.architectures import HEAD
 from speechbrain_rev.catalog.columns import Column, Table, page
 from speechbrain_rev.catalog.table import (
     BASELINE,
+    EPOCHS,
     FRAMES,
     MODES,
     PAPER,
@@ -25,6 +26,7 @@ from speechbrain_rev.catalog.table import (
     SECONDS,
     TABLE_SEVEN,
     TOTAL_BATCH,
+    UTTERANCES,
     ListedEncoder,
     Training,
     as_published,
@@ -46,7 +48,10 @@ if TYPE_CHECKING:
 _EER_KEY = "published.vox1_h_eer_percent"
 _GB_KEY = "published.gb_per_2_s_utterance"
 _BATCH_KEY = "published.largest_batch_on_11_gib"
-_CHUNK = "chunk: channels at a time; -: all."
+_CHANNELS = (
+    "channels: of a piece of a map that blocks work on at a time, at the first level; -: "
+    "all. The setting chunk is the bytes of such a piece."
+)
 
 
 class Report(ABC):
@@ -328,11 +333,12 @@ class PlansReport(Report):
             "card": f"{named} {_free(training.card_bytes)}.",
             "plan": f"Plan: the fastest modes with which {training.batch} utterances of "
             f"{training.frames} frames fit, else the lightest. GiB: all that a step takes, "
-            f"{training.optimizer_bits}-bit states and classifier included. {_CHUNK}",
+            f"{training.optimizer_bits}-bit states and classifier included. {_CHANNELS}",
             "how": "Peak counted: the encoder ran with its plan on meta tensors; predicted: "
             f"a shallow one of its kind did (torch {encoder.profile.about['torch']}).",
             "time": f"Estimated: from counts of operations for {encoder.speed}. / stored, "
-            f"/ {BASELINE}: over the time all stored, over {BASELINE}'s.",
+            f"/ {BASELINE}: over the time all stored, over {BASELINE}'s. days: {EPOCHS} epochs "
+            f"of the {UTTERANCES:,} utterances of VoxCeleb2 dev.",
             "batch": "Computed: at least such a batch fits, in one mode at the default chunk "
             f"or planned. GPUs: at most so many for {TOTAL_BATCH}; stored: if all is stored "
             f"(torch {versions['torch']}, {versions['date']}).",
@@ -367,7 +373,9 @@ class PlansReport(Report):
             Column(plan, "peak", _how, "plan.peak", importance=3, is_words=True),
             *_for_modes(plan, blocks, "plan.blocks.{mode}", modes=PLANNED),
             _in_json("modes", "plan.modes"),
-            Column(plan, "chunk", "channels", "plan.channels", _first, 4),
+            _in_json("stages", "plan.stages"),
+            Column(plan, "channels", "channels", "plan.channels", _first, 4),
+            _in_json("chunk_bytes", "plan.chunk_bytes"),
             _in_json("predicted_bytes", "predicted.step_peak_bytes"),
             _in_json("counted_bytes", "counted.step_peak_bytes"),
             _in_json("seconds", "predicted.seconds"),
@@ -376,6 +384,7 @@ class PlansReport(Report):
                    f"predicted.times_{BASELINE}_stored", ".2f", 2),
             Column(time, "utt./s", "utterances_per_second",
                    "predicted.utterances_per_second", ".1f", 8),
+            Column(time, "days", "days", "predicted.training_days", ".1f", 8),
             Column(computed, "batch", "largest_batch", "computed.largest_batch",
                    importance=6),
             *_for_modes("", lambda mode, e: e.model.largest_batch(mode),
@@ -386,6 +395,14 @@ class PlansReport(Report):
                    f"computed.cards_for_{TOTAL_BATCH}_stored", importance=1),
         ]  # fmt: skip
         return [Table(columns, self.encoders)]
+
+    def _remarks(self) -> Iterable[str]:
+        """Name, for one encoder, what each of its blocks does."""
+        if len(self.encoders) > 1:
+            return []
+        (encoder,) = self.encoders
+        pieces = _pieces(encoder) if encoder.model.row.reversible else []
+        return [*encoder.stages, *pieces]
 
     def _document(self) -> dict[str, Any]:
         training, at_hand = self.encoders[0].model.training, self.at_hand
@@ -399,6 +416,16 @@ class PlansReport(Report):
             },
             "encoders": self._tables()[0].plain(),
         }
+
+
+def _pieces(encoder: PlannedEncoder) -> list[str]:
+    """Name the channels that blocks work on at a time, and the bytes of them."""
+    if encoder.chunk_bytes is None:
+        return ["blocks work on all channels at once (chunk null)"]
+    return [
+        f"blocks work on pieces of {_first(encoder.channels)} channels at the first level "
+        f"(chunk {encoder.chunk_bytes}: bytes of a piece where a step holds most)"
+    ]
 
 
 def _how(encoder: PlannedEncoder) -> str:
@@ -449,7 +476,7 @@ class SweepReport(Report):
             f"{_free(training.card_bytes)}.",
             "plan": f"Plan: the fastest with which utterances of {training.frames} frames "
             "in float32 fit. Peak: predicted on meta tensors, "
-            f"{training.optimizer_bits}-bit states and classifier included. {_CHUNK}",
+            f"{training.optimizer_bits}-bit states and classifier included. {_CHANNELS}",
             "time": f"{time} With the optimizer's {1e3 * swept.sweep.other_seconds:.3g} ms, "
             "without classifier and reading.",
         }
@@ -478,7 +505,7 @@ class SweepReport(Report):
             Column("peak", "GiB", planned("predicted_bytes"), "needed_bytes", _gib, 5),
             *_for_modes(blocks, count, "blocks.{mode}", importance=4, modes=sweep.times),
             _in_json("modes", "modes"),
-            Column(blocks, "chunk", lambda p: list(p.channels or ()), "channels",
+            Column(blocks, "channels", lambda p: list(p.channels or ()), "channels",
                    _first, 1),
             Column(" ", "", lambda p: _remark(p, best), "remark", importance=2,
                    is_words=True),

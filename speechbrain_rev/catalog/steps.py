@@ -230,7 +230,7 @@ def _other_rows(row: Architecture, training: Training, step: Step) -> list[Alter
             remedies.append(Alternative(f"another encoder, for instance {other}"))
     if training.optimizer_bits == 32:
         remedies.append(Alternative("--optimizer_bits=8"))
-    return [*remedies, Alternative("a GPU of {needed}")]
+    return [*remedies, Alternative("a larger GPU, for instance {gpu}")]
 
 
 def shallow_blocks(row: Architecture) -> tuple[int, ...]:

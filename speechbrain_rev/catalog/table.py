@@ -9,10 +9,11 @@ import bisect
 import dataclasses
 import difflib
 import functools
+import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +36,33 @@ PAPER = (
 CARD_BYTES = 11 * GIB
 PUBLISHED_FRAMES = 200
 
+#: Of VoxCeleb2 dev, and of the recipe. An epoch has one segment of each utterance: three
+#: speeds make classes, drawn for each segment, and no further utterances.
+UTTERANCES, EPOCHS = 1_092_009, 150
+
 #: The paper's example of a batch that several GPUs share.
 TOTAL_BATCH = 256
+
+
+def training_days(utterances_per_second: float) -> float:
+    """Compute how long training on VoxCeleb2 takes.
+
+    Parameters
+    ----------
+    utterances_per_second : float
+        Above 0.
+
+    Returns
+    -------
+    float
+        Days of ``EPOCHS`` epochs of ``UTTERANCES`` utterances.
+
+    Examples
+    --------
+    >>> round(training_days(100.0), 1)
+    19.0
+    """
+    return EPOCHS * UTTERANCES / utterances_per_second / 86400
 
 
 def as_published(training: Training) -> bool:
@@ -107,6 +133,56 @@ def mode_counts(modes: Iterable[str]) -> dict[str, int]:
     """
     counts = Counter(modes)
     return {mode: counts[mode] for mode in PLANNED if mode in MODES or counts[mode]}
+
+
+def stage_of(block: str) -> str:
+    """Name the stage of a block: stem, or stages.0.chain.1, which is in stage 1.
+
+    Examples
+    --------
+    >>> [stage_of(block) for block in ("stem", "stages.0.chain.1")]
+    ['stem', 'stage 1']
+    """
+    place = block.split(".")
+    return f"stage {int(place[1]) + 1}" if place[0] == "stages" else place[0]
+
+
+def modes_by_stage(modes: Mapping[str, str]) -> list[str]:
+    """List what blocks do, a line a stage; neighbours of one mode stand together.
+
+    Parameters
+    ----------
+    modes : mapping of str to str
+        A mode for each block of an encoder, in their order.
+
+    Returns
+    -------
+    list of str
+        Blocks of a stage by their numbers, others by their names.
+
+    Examples
+    --------
+    >>> blocks = ["stem", "stages.0.entry", "stages.0.chain.0", "stages.0.chain.1"]
+    >>> modes_by_stage(dict.fromkeys(blocks[:3], "store") | {blocks[3]: "reconstruct"})
+    ['stem: store', 'stage 1: entry store, blocks 0 store, 1 reconstruct']
+    """
+    stages = itertools.groupby(modes, stage_of)
+    return [f"{stage}: {_in_runs(names, modes)}" for stage, names in stages]
+
+
+def _in_runs(blocks: Iterable[str], modes: Mapping[str, str]) -> str:
+    named = ((block.rpartition(".")[2], modes[block]) for block in blocks)
+    runs, numbered = [], "blocks "
+    for (mode, counts), run in itertools.groupby(
+        named, lambda pair: (pair[1], pair[0].isdecimal())
+    ):
+        names = [name for name, _ in run]
+        span = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
+        if counts:
+            span, numbered = f"{numbered}{span}", ""
+        # A stem has no name beside its stage's.
+        runs.append(mode if span == "stem" else f"{span} {mode}")
+    return ", ".join(runs)
 
 
 #: Lengths that were counted: utterances of 2 s, and of 6 s for large-margin training.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from speechbrain_rev.cli.options import (
     add_speed,
     check_plot,
     show,
+    shows_progress,
     speed_of,
     workers_for,
 )
@@ -231,8 +231,8 @@ def _planned(parsed: argparse.Namespace, gpu: Gpu | None) -> Sequence[Cases]:
         names=parsed.names,
         speed=speed_of(parsed, gpu),
         workers=workers_for(parsed.names),
-        progress=sys.stderr.isatty(),
+        progress=shows_progress(parsed),
     )
     if len(encoders) == 1:
-        plans.check_fits(encoders[0])
+        plans.check_fits(encoders[0], progress=shows_progress(parsed))
     return [before_and_planned(encoder, stages=parsed.stages) for encoder in encoders]

@@ -199,6 +199,8 @@ class Infeasible(ValueError):
         What was allowed.
     remedy : str
         What to do about it.
+    reserved_bytes : int
+        How many of the needed bytes stay free for CUDA and fragmentation.
 
     Examples
     --------
@@ -214,11 +216,13 @@ class Infeasible(ValueError):
         budget_bytes: int,
         remedy: str = "Raise the budget, or lower the batch size or the length of the "
         "segments.",
+        reserved_bytes: int = 0,
     ) -> None:
-        super().__init__(needed_bytes, budget_bytes, remedy)
+        super().__init__(needed_bytes, budget_bytes, remedy, reserved_bytes)
         self.needed_bytes = needed_bytes
         self.budget_bytes = budget_bytes
         self.remedy = remedy
+        self.reserved_bytes = reserved_bytes
 
     @property
     def lacking_bytes(self) -> int:
@@ -227,11 +231,19 @@ class Infeasible(ValueError):
 
     def with_remedy(self, remedy: str) -> Infeasible:
         """Give the error with another remedy."""
-        return Infeasible(self.needed_bytes, self.budget_bytes, remedy)
+        return Infeasible(
+            self.needed_bytes, self.budget_bytes, remedy, self.reserved_bytes
+        )
 
     def __str__(self) -> str:
+        with_reserve = ""
+        if reserved := self.reserved_bytes:
+            with_reserve = (
+                f"{size_text(self.needed_bytes - reserved)} of tensors, and with the "
+                f"{size_text(reserved)} that stay free for CUDA and fragmentation at "
+            )
         return (
-            f"Even the lightest plan peaks at {size_text(self.needed_bytes)} "
+            f"Even the lightest plan peaks at {with_reserve}{size_text(self.needed_bytes)} "
             f"({self.needed_bytes} bytes), but the budget is "
             f"{size_text(self.budget_bytes)} ({self.budget_bytes} bytes). {self.remedy}"
         )

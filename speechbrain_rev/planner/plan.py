@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from speechbrain_rev.devices import smallest_gpu
 from speechbrain_rev.modes import Mode, is_lossless
 from speechbrain_rev.planner.knapsack import Infeasible
 from speechbrain_rev.planner.memory import live_bytes_peak, unless_memory_runs_out
@@ -557,10 +558,12 @@ def remedies(
     ('a batch of ', 'shorter or smaller inputs', 'a budget of 12.0 MiB')
     """
     budget, needed = infeasible.budget_bytes, enough_text(infeasible.needed_bytes)
-    left = step.left_bytes(budget)
+    gpu, left = smallest_gpu(infeasible.needed_bytes), step.left_bytes(budget)
     changes = []
     for each in step.alternatives(step):
         if each.of_modes and left <= 0:
+            continue
+        if "{gpu}" in each.words and gpu is None:
             continue
         fits = 0
         if "{fits}" in each.words:
@@ -570,7 +573,7 @@ def remedies(
                 continue
             if not 0 < fits < step.batch:
                 continue
-        changes.append(each.words.format(fits=fits, needed=needed))
+        changes.append(each.words.format(fits=fits, needed=needed, gpu=gpu))
     return changes
 
 
@@ -727,7 +730,8 @@ def refusal(profiler: Profiler, budget_bytes: int, peak_bytes: int) -> Infeasibl
     step = profiler.step
     fixed = step.fixed_bytes(step.batch)
     used = peak_bytes + fixed
-    refused = Infeasible(card_for(used) if step.is_card else used, budget_bytes)
+    needed = card_for(used) if step.is_card else used
+    refused = Infeasible(needed, budget_bytes, reserved_bytes=needed - used)
     words = [f"It lacks {size_text(refused.lacking_bytes)}."]
     if fixed and step.left_bytes(budget_bytes) <= 0:
         words.append(

@@ -79,7 +79,8 @@ class Alternative:
     ----------
     words : str
         What to do. ``{fits}`` in them is the largest batch that fits, and they are left
-        out where none does; ``{needed}`` is the budget that suffices.
+        out where none does; ``{needed}`` is the budget that suffices, and ``{gpu}`` the
+        smallest listed GPU that has it, without which they are left out, too.
     of_modes : bool
         Whether it helps only where a budget leaves something for what modes change.
     """

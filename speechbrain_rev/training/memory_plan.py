@@ -91,5 +91,6 @@ def _write_plan(brain: sb.Brain, kept: Path, path: Path, begun: bool) -> None:
         memory_budget=knobs.memory_budget,
         max_gradient_error=knobs.max_gradient_error,
         say=logger.info,
+        warn=logger.warning,
     )
     write_whole(path, plan.to_json())

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.catalog import Training, counted_peaks
+from speechbrain_rev.catalog.table import EPOCHS, UTTERANCES, training_days
 from speechbrain_rev.devices import parse_card
 from speechbrain_rev.sizes import GIB
 
@@ -46,9 +47,6 @@ from .steps import (
 BATCH, PARTS = 128, 4
 FRAMES = (200, 600)
 CARDS = ("11 GiB", "24 GiB")
-#: Of VoxCeleb2 dev. The recipe takes one chunk of each in an epoch: its three speeds
-#: make classes, drawn for each chunk, and no further utterances.
-UTTERANCES, EPOCHS = 1_092_009, 150
 #: On a CPU a step of the whole batch takes minutes.
 CPU_BATCH, CPU_FRAMES, CPU_REPEATS = 4, (200,), 3
 CUDA_FRAMES, CUDA_REPEATS = (200,), 5
@@ -237,10 +235,10 @@ def row_of(
         "statistics updated": updates,
     }
     if cuda:
-        days = EPOCHS * (UTTERANCES // BATCH) / 86400
+        rate = BATCH / seconds.median if seconds else None
         row |= {
-            "utterances per second": BATCH / seconds.median if seconds else "",
-            f"days for {EPOCHS} epochs": days * seconds.median if seconds else "",
+            "utterances per second": rate or "",
+            f"days for {EPOCHS} epochs": training_days(rate) if rate else "",
         }
     return row
 

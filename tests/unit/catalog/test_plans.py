@@ -35,6 +35,7 @@ from speechbrain_rev.compression import (
 )
 from speechbrain_rev.devices import parse_card
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.geometry import AUTO, channels_at_the_peak
 from speechbrain_rev.planner import (
     Infeasible,
     Plan,
@@ -46,7 +47,7 @@ from speechbrain_rev.planner.knapsack import solve
 from speechbrain_rev.planner.memory import LiveBytes, live_bytes_peak
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
 from speechbrain_rev.planner.timing import ASSUMED
-from speechbrain_rev.sizes import GIB, RESERVE_BYTES, enough_text, size_text
+from speechbrain_rev.sizes import GIB, RESERVE_BYTES, reserve_of, size_text
 from tests.unit.planner.networks import SCALARS
 
 from .builders import CPU, WIDE, planned_as, step_of
@@ -127,12 +128,61 @@ def test_what_does_not_fit_is_refused_with_what_helps_and_that_does():
     batch = int(re.fullmatch(r"a batch of (\d+)", helps[0])[1])
     other = helps[-3].removeprefix("another encoder, for instance ")
     assert training.fits(architecture(other))
-    assert helps[-2:] == ["--optimizer_bits=8", f"a GPU of {enough_text(needed)}"]
+    # Both that a step takes and the reserve are named, and a GPU that is sold.
+    assert reserve_of(needed) == refused.value.reserved_bytes
+    used, reserve = encoder.needed_bytes, reserve_of(needed)
+    assert (
+        f"peaks at {size_text(used)} of tensors, and with the {size_text(reserve)}"
+        in (message)
+    )
+    larger = "a larger GPU, for instance RTX 2080 Ti of 11 GiB"
+    assert helps[-2:] == ["--optimizer_bits=8", larger]
     larger = dataclasses.replace(training, card_bytes=needed)
     fitting = {training.at(batch): True, training.at(batch + 1): False, larger: True}
     for asked, fits in fitting.items():
         (again,) = plan_encoders(asked, names=["resnet34"])
         assert (again.lacking_bytes == 0) == fits
+
+
+def test_a_bar_shows_each_step_of_a_plan_and_of_what_would_fit(capsys):
+    training = Training(3 * GIB, 128, 200)
+    (encoder,) = plan_encoders(training, names=["resnet34"], progress=True)
+    assert "resnet34, step 1, batch 128" in capsys.readouterr().err
+    with pytest.raises(Infeasible):
+        check_fits(encoder, progress=True)
+    shown = capsys.readouterr().err
+    assert "searching for what fits" in shown
+    assert "resnet34, step 1, batch 1]" in shown
+    with pytest.raises(Infeasible):
+        check_fits(encoder)
+    assert not capsys.readouterr().err
+
+
+def test_a_plan_lists_runs_of_blocks_of_one_mode_stage_by_stage():
+    modes = dict.fromkeys(["stem", "stages.0.chain.0", "stages.0.chain.1"], "store")
+    modes |= {"stages.1.entry": "recompute", "stages.1.chain.0": "recompute"}
+    modes |= {f"stages.1.chain.{i}": "reconstruct" for i in (1, 2, 3)}
+    modes |= {"stages.1.chain.4": "store"}
+    assert planned_as("revnet57", TIGHT, GIB, modes=modes).stages == [
+        "stem: store",
+        "stage 1: blocks 0-1 store",
+        "stage 2: entry recompute, blocks 0 recompute, 1-3 reconstruct, 4 store",
+    ]
+
+
+def test_days_are_those_of_all_epochs_at_the_rate_of_a_plan(tight):
+    seconds = 150 * 1_092_009 / tight[0].utterances_per_second
+    assert tight[0].days == pytest.approx(seconds / (24 * 60 * 60))
+    assert dataclasses.replace(tight[0], counted_bytes=5 * GIB).days is None
+
+
+@pytest.mark.parametrize("chunk", [2 * AUTO, AUTO, AUTO // 4])
+def test_the_chunk_of_a_plan_is_the_bytes_that_make_its_channels(tight, chunk):
+    row = tight[0].model.row
+    channels = tuple(channels_at_the_peak(chunk, row, row.geometry()))
+    assert dataclasses.replace(tight[0], channels=channels).chunk_bytes == chunk
+    all_channels = (None,) * len(channels)
+    assert dataclasses.replace(tight[0], channels=all_channels).chunk_bytes is None
 
 
 def test_utterances_per_second_are_those_of_a_sweep_at_that_batch(tight):
@@ -196,11 +246,11 @@ def test_where_everything_can_be_stored_one_traced_step_shows_it(
 def test_a_stored_step_that_counts_more_than_predicted_is_planned(monkeypatch):
     tried = []
 
-    def more_than_fits(profiler, profile, channels, left, show, counted=plans._counted):
+    def more_than_fits(profiler, profile, channels, left, counted=plans._counted):
         tried.append(set(profile.blocks[0].modes))
         if len(tried) == 1:
             return profile.uniform("store"), left + 1
-        return counted(profiler, profile, channels, left, show)
+        return counted(profiler, profile, channels, left)
 
     monkeypatch.setattr(plans, "_counted", more_than_fits)
     (planned,) = plan_encoders(PLENTY, names=["resnet34"])
@@ -356,7 +406,7 @@ def made(step, kept, **given):
     """Give the plan of a run, which it keeps, and what was reported."""
     lines = []
     given = {"plan_file": None, "memory_budget": None, **given}
-    plan = plan_for_run(step, kept=kept, say=lines.append, **given)
+    plan = plan_for_run(step, kept=kept, say=lines.append, warn=lines.append, **given)
     plan.save(kept)
     return plan, lines
 
@@ -407,15 +457,14 @@ def test_a_plan_of_a_budget_in_other_gigabytes_is_the_run_s(first, kept):
 
 @pytest.mark.parametrize("there", [None, int(10.4 * GIB), 24 * GIB, 8 * GIB])
 def test_a_plan_for_a_size_of_gpu_warns_where_there_is_less(
-    first, kept, monkeypatch, recwarn, there
+    first, kept, monkeypatch, there
 ):
     named = kept.with_name("named.json")
     about = {"device": "a GPU of 11 GiB", PLANNED_CARD: str(11 * GIB)}
     first[1].with_about(**about).save(named)
     monkeypatch.setattr(plans, "free_and_held_bytes", lambda _: there)
-    made(searching(), kept, plan_file=named)
-    warned = ["was made for device" in str(w.message) for w in recwarn]
-    assert sum(warned) == (there == 8 * GIB)
+    _, lines = made(searching(), kept, plan_file=named)
+    assert len(lines) == (there == 8 * GIB)
 
 
 OWN, OTHER = [8, 8, 8, 8], [1, 3, 5, 7]
@@ -478,14 +527,15 @@ def test_an_automatic_budget_is_resolved_once_and_kept(kept, monkeypatch):
     assert again == (plan, [])
 
 
-def test_each_thing_that_a_plan_file_is_not_for_is_reported_once(first, kept):
+def test_all_that_a_plan_file_is_not_for_is_one_line_with_what_to_do(first, kept):
     step = searching(batch=5, precision="bf16")
     for given in ({"plan_file": first[0]}, {}):
-        with pytest.warns(UserWarning, match="plan") as warned:
-            plan, _ = made(step, kept, **given)
-        batch, precision = sorted(str(w.message) for w in warned)
-        assert "for batch 4, and this is 5" in batch
-        assert "for precision fp32, and this is bf16" in precision
+        plan, (line, *_) = made(step, kept, **given)
+        assert line.startswith("memory plan: ")
+        assert (
+            "for batch 4, and this is 5; for precision fp32, and this is bf16" in line
+        )
+        assert line.endswith("made for, or memory_budget, which plans.")
     assert plan.about["plan_file"] == str(first[0])
     # A budget is not met by it.
     plan, lines = made(searching(), kept, memory_budget="1GB")

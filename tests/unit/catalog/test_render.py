@@ -15,6 +15,7 @@ from speechbrain_rev.catalog.render import (
 )
 from speechbrain_rev.catalog.table import ListedEncoder
 from speechbrain_rev.devices import GpuAtHand
+from speechbrain_rev.lobes.geometry import AUTO, channels_at_the_peak
 from speechbrain_rev.sizes import GIB
 
 ON_11_GIB = Training(11 * GIB, batch=64, frames=200)
@@ -172,13 +173,31 @@ def test_a_gpu_that_was_asked_is_named(tight):
     assert json.loads(report.json())["training"]["card_name"] == "NVIDIA X"
 
 
-def test_the_chunk_of_a_plan_is_that_of_the_first_level(tight):
-    channels = (16, 64, 256, None)
+def test_channels_of_a_plan_are_those_of_the_first_level_and_not_the_chunk(tight):
+    row = tight[0].model.row
+    channels = tuple(channels_at_the_peak(AUTO, row, row.geometry()))
     chunked = dataclasses.replace(tight[0], channels=channels)
     report = PlansReport([chunked])
     (plain,) = json.loads(report.json())["encoders"]
     assert tuple(plain["plan"]["channels"]) == channels
-    assert " 16 " in report.text().splitlines()[2]
+    assert plain["plan"]["chunk_bytes"] == AUTO
+    _, heads, row, *_ = report.text().splitlines()
+    assert "channels" in heads.split()
+    assert f" {channels[0]} " in row
+    pieces = f"pieces of {channels[0]} channels at the first level (chunk {AUTO}: bytes"
+    assert pieces in " ".join(report.text().split())
+
+
+def test_what_each_block_does_is_listed_for_one_encoder_alone(tight):
+    one, both = PlansReport(tight[:1]), PlansReport(tight)
+    stages = tight[0].stages
+    assert "\n".join(stages) in one.text()
+    assert "blocks work on all channels at once (chunk null)" in one.text()
+    assert not set(stages) & set(both.text().splitlines())
+    plain = [
+        encoder["plan"]["stages"] for encoder in json.loads(both.json())["encoders"]
+    ]
+    assert plain == [encoder.stages for encoder in tight]
 
 
 def test_rows_of_a_sweep_that_was_timed_name_what_could_not_be(swept):

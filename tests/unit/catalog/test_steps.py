@@ -371,6 +371,6 @@ def test_nothing_is_calibrated_without_a_clock():
 def test_what_is_advised_for_a_gpu_depends_on_what_fits_it(training, advised):
     step = encoder_step(architecture("resnet152"), training)
     first, *others, last = (each.words for each in step.alternatives(step))
-    assert (first, last) == ("a batch of {fits}", "a GPU of {needed}")
+    assert (first, last) == ("a batch of {fits}", "a larger GPU, for instance {gpu}")
     assert len(others) == len(advised)
     assert all(map(str.startswith, others, advised))
