@@ -52,6 +52,7 @@ from speechbrain_rev.lobes.classifier import (
     head_of,
 )
 from speechbrain_rev.locks import writing_alone
+from speechbrain_rev.optim import SGD, Adam, AdamW, build_optimizer
 from speechbrain_rev.scoring import MEASURES
 from speechbrain_rev.whole_files import check_sum, folder_whole, write_whole
 
@@ -169,6 +170,10 @@ _CHECKPOINTERS = (
     _SPEECHBRAIN_CHECKPOINTER,
     "!new:speechbrain_rev.lobes.checkpointer.WholeCheckpointer",
 )
+_OPTIMIZERS = {
+    f"!name:speechbrain_rev.optim.{made.__name__}": made
+    for made in (build_optimizer, SGD, Adam, AdamW)
+}
 _EPOCH_COUNTER = ("!new:speechbrain.utils.epoch_loop.EpochCounter",)
 # On SpeechBrain's command line it gives an object that takes the place of another.
 _CAST = "!apply:typing.cast"
@@ -348,6 +353,25 @@ class RunObjects:
                 limit = self._plain(self.file.members(node).get("limit"))
                 return limit if isinstance(limit, int) else None
         return None
+
+    def state_form(self) -> dict[str, Any]:
+        """Give the block and pack_small of the optimizer of ours that the file describes."""
+        found = self._tagged(tuple(_OPTIMIZERS))
+        if len(found) != 1:
+            raise ValueError(
+                f"{self.file.path} describes {len(found)} optimizers of "
+                "speechbrain_rev.optim, and must describe one to know its 8-bit form. Use "
+                "speechbrain_rev.optim.convert_checkpoint in Python."
+            )
+        ((_, node),) = found
+        given = self._arguments(node, _OPTIMIZERS[node.tag])
+        if isinstance(given["keep_32bit"], yaml.Node):
+            self.file.refuse(
+                node,
+                "keep_32bit names layers, which a checkpoint does not know. Use "
+                "speechbrain_rev.optim.convert_checkpoint in Python.",
+            )
+        return {n: self._value(node, n, given[n]) for n in ("block", "pack_small")}
 
     def plain_values(self, names: Sequence[str]) -> dict[str, Any]:
         """Give those of the names at top level whose values are plain."""
@@ -804,7 +828,35 @@ def _of_checkpoint(folder: Path, tags: tuple[str, ...], usual: str) -> Weights:
     if (folder / HYPERPARAMS).exists():
         objects = read_objects(folder)
         stem, place = objects.saved(tags, usual), objects.checkpoints()
-    name = f"{stem}.ckpt"
+    path = in_newest(folder, place, f"{stem}.ckpt")
+    check_known(path.parent, [path.name])
+    return _read_tensors(path)
+
+
+def in_newest(folder: Path, place: Path, name: str) -> Path:
+    """Find a file in the newest of the checkpoints that have it.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The ``output_folder`` of a training run.
+    place : pathlib.Path
+        Where its checkpoints are, see ``RunObjects.checkpoints``.
+    name : str
+        Of the file.
+
+    Returns
+    -------
+    pathlib.Path
+        The file, in the folder.
+
+    Raises
+    ------
+    FileNotFoundError
+        If no checkpoint has it.
+    ValueError
+        If a checkpoint does not give its epoch and step, or the file leads out of the folder.
+    """
     checkpoints = [
         meta.parent.relative_to(folder)
         for meta in (folder / place).glob(f"CKPT*/{METAFNAME}")
@@ -817,9 +869,7 @@ def _of_checkpoint(folder: Path, tags: tuple[str, ...], usual: str) -> Weights:
             "(ckpt_interval_steps, or the end of an epoch)."
         )
     newest = max(checkpoints, key=lambda one: (_place(folder, one), one))
-    path = own_file(folder, newest / name)
-    check_known(folder / newest, [name])
-    return _read_tensors(path)
+    return own_file(folder, newest / name)
 
 
 def _place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:

@@ -44,7 +44,7 @@ def read_checkpoint(
 ) -> dict[str, Any]:
     """Read a checkpoint of an optimizer built like this one, or of its class to convert."""
     own = optimizer.param_groups[0]
-    name, _ = _WRITERS[own[BUILT_AS]]
+    name, bits = _WRITERS[own[BUILT_AS]]
     try:
         # bitsandbytes wraps the tensors of a state.
         states = {
@@ -77,7 +77,9 @@ def read_checkpoint(
             f"{other}. Resume with the optimizer, bits, block and pack_small "
             f"(optimizer_name, optimizer_bits, optimizer_block and optimizer_pack_small in "
             f"a recipe) that wrote it, start from its weights alone, or, where the class "
-            f"is the same, convert it with speechbrain_rev.optim.convert_checkpoint."
+            f"is the same, convert it: a run for other bits by speechbrain-rev convert "
+            f"optimizer RUN --bits={bits}, else by "
+            f"speechbrain_rev.optim.convert_checkpoint."
         )
     sizes, others = (
         [len(group["params"]) for group in each]
@@ -106,6 +108,65 @@ def read_checkpoint(
                     f"checkpoint with speechbrain_rev.optim.convert_checkpoint."
                 )
     return read
+
+
+def placeholders(
+    state_dict: Mapping[str, Any], *, channels_last: bool = False
+) -> tuple[str, int, list[list[torch.nn.Parameter]]]:
+    """Make parameters of the shapes that a checkpoint has states of, to convert it.
+
+    Parameters
+    ----------
+    state_dict : mapping
+        What ``state_dict()`` of an optimizer of this package gave.
+    channels_last : bool
+        Whether the network's convolutions have that memory format.
+
+    Returns
+    -------
+    name : str
+        Of the optimizer, see :func:`build_optimizer`.
+    bits : int
+        Of its states.
+    groups : list of list of torch.nn.Parameter
+        Those of each parameter group; one without states is empty.
+
+    Raises
+    ------
+    ValueError
+        If it is something else.
+
+    Example
+    -------
+    >>> from speechbrain_rev.optim import SGD
+    >>> weight = torch.nn.Parameter(torch.ones(64, 64))
+    >>> optimizer = SGD([weight], bits=8, lr=0.1)
+    >>> weight.sum().backward()
+    >>> optimizer.step()
+    >>> name, bits, ((parameter,),) = placeholders(optimizer.state_dict())
+    >>> name, bits, parameter.shape
+    ('sgd', 8, torch.Size([64, 64]))
+    """
+    try:
+        name, bits = _WRITERS[state_dict["param_groups"][0][BUILT_AS]]
+        groups: list[list[torch.nn.Parameter]] = []
+        for group in state_dict["param_groups"]:
+            groups.append([])
+            for number in group["params"]:
+                state = state_dict["state"].get(number, {})
+                moments = stored_moments({**state, **state.get(WRAPPED, {})})
+                like = torch.empty(moments[0].shape if moments else 0)
+                if channels_last and like.ndim == 4:
+                    like = like.to(memory_format=torch.channels_last)
+                groups[-1].append(torch.nn.Parameter(like))
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"it was not written by an optimizer of speechbrain_rev.optim "
+            f"({type(error).__name__}: {error}). Resume with the optimizer that wrote it, "
+            f"or convert it with speechbrain_rev.optim.convert_checkpoint if that is SGD, "
+            f"Adam or AdamW of torch."
+        ) from error
+    return name, bits, groups
 
 
 def by_parameter(
