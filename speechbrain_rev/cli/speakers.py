@@ -1,18 +1,19 @@
-"""Subcommands that use a trained encoder: ``embed`` and ``verify``."""
+"""Subcommands that use a trained encoder: ``embed``, ``enrol`` and ``verify``."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from speechbrain_rev.cli.options import COMPUTES, OUTPUT, READS
-from speechbrain_rev.whole_files import check_file
+from speechbrain_rev.whole_files import check_file, check_writable
 
 if TYPE_CHECKING:
-    from speechbrain_rev.inference import SpeakerEmbedder
+    from speechbrain_rev.inference import EnrolledSpeaker, SpeakerEmbedder
     from speechbrain_rev.inference.extraction import Listing
 
 
@@ -70,18 +71,52 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.set_defaults(less_memory="Give --window, --device=cpu or shorter files.")
 
     command = add(
+        "enrol",
+        _enrol,
+        "keep a speaker, known by one or more audio files, for verify",
+        "The embeddings are written to NAME.safetensors in the folder --speakers, as "
+        "EnrolledSpeaker.save does in Python. A speaker of that name is replaced.",
+        [" my_model ann a.wav b.flac --speakers=speakers"],
+    )
+    reads = _add_model(command)
+    reads.add_argument("name", metavar="NAME", help="what the speaker is called")
+    reads.add_argument(
+        "audio", metavar="FILE", nargs="+", help="audio files of this speaker alone"
+    )
+    _add_reading(reads)
+    _add_computing(command)
+    command.add_argument_group(OUTPUT).add_argument(
+        "--speakers",
+        metavar="FOLDER",
+        required=True,
+        help="folder of enrolled speakers, which is made if it is not there",
+    )
+    command.set_defaults(less_memory="Give --window, --device=cpu or shorter files.")
+
+    command = add(
         "verify",
         _verify,
-        "score whether two audio files have the same speaker",
+        "score whether two audio files, or a file and a speaker, have the same speaker",
         "The score is the cosine of the two embeddings, from -1 to 1, or AS-Norm's.",
         [
             " my_model a.wav b.flac",
             " my_model a.wav b.flac --as_norm --threshold='vox1_o minDCF(0.01)'",
+            " my_model c.wav --speaker=ann --speakers=speakers",
         ],
     )
     reads = _add_model(command)
     reads.add_argument("first", metavar="A", help="audio file")
-    reads.add_argument("second", metavar="B", help="audio file")
+    reads.add_argument(
+        "second", metavar="B", nargs="?", help="audio file, unless --speaker is given"
+    )
+    reads.add_argument(
+        "--speaker",
+        metavar="NAME",
+        help="in the place of B, a speaker whom enrol wrote",
+    )
+    reads.add_argument(
+        "--speakers", metavar="FOLDER", help="with --speaker, the folder given to enrol"
+    )
     _add_reading(reads)
     computes = _add_computing(command)
     computes.add_argument(
@@ -228,7 +263,61 @@ def _print_rows(
     print("--out=embeddings.npz writes them to a file.")
 
 
+def _speaker_file(folder: str, name: str) -> Path:
+    """Give the file of a speaker, whose name must be one of a file."""
+    from speechbrain_rev.inference.thresholds import is_name
+
+    if not is_name(name) or name[0] == "." or set(name) & set("/\\"):
+        raise ValueError(
+            f"a speaker's name takes letters, digits and the like, no slash and no dot at "
+            f"its beginning, not {name!r}."
+        )
+    return Path(folder, f"{name}.safetensors")
+
+
+def _enrol(parsed: argparse.Namespace) -> None:
+    path = _speaker_file(parsed.speakers, parsed.name)
+    check_writable("--speakers", parsed.speakers)
+    check_file("NAME", path)
+    replaced = ", in the place of an earlier one" if path.exists() else ""
+    _pin(parsed)
+    speaker = _embedder(parsed).enrol(
+        parsed.audio, channels=parsed.channels, window=parsed.window
+    )
+    speaker.save(path)
+    count = speaker.utterances
+    print(
+        f"{path}: {parsed.name}, known by {count} utterance{'s' * (count > 1)}{replaced}"
+    )
+    given = [f"--speaker={parsed.name}", f"--speakers={parsed.speakers}"]
+    words = shlex.join(["verify", parsed.run_folder, "FILE", *given])
+    print(f"speechbrain-rev {words} compares a file with this speaker.")
+
+
+def _enrolled(parsed: argparse.Namespace) -> EnrolledSpeaker:
+    """Read the speaker that verify is given."""
+    from speechbrain_rev.inference import EnrolledSpeaker
+    from speechbrain_rev.inference.untrusted import some_names
+
+    path = _speaker_file(parsed.speakers, parsed.speaker)
+    if not path.exists():
+        known = sorted(one.stem for one in path.parent.glob("*.safetensors"))
+        raise FileNotFoundError(
+            f"--speakers {parsed.speakers} has no speaker {parsed.speaker}: it has "
+            f"{some_names(known)}. Give one of these, or enrol the speaker: speechbrain-rev "
+            f"enrol {parsed.run_folder} {parsed.speaker} FILE --speakers={parsed.speakers}"
+        )
+    return EnrolledSpeaker.load(path)
+
+
 def _verify(parsed: argparse.Namespace) -> None:
+    if (parsed.second is None) == (parsed.speaker is None):
+        raise ValueError(
+            "verify compares A with B or with --speaker=NAME: give one of the two."
+        )
+    if (parsed.speaker is None) != (parsed.speakers is None):
+        raise ValueError("--speaker=NAME and --speakers=FOLDER go together: give both.")
+    enrolled = None if parsed.speaker is None else _enrolled(parsed)
     _pin(parsed)
     cohort = None
     if parsed.as_norm:
@@ -236,9 +325,15 @@ def _verify(parsed: argparse.Namespace) -> None:
 
         cohort = read_cohort(parsed.run_folder, revision=parsed.revision)
     embedder = _embedder(parsed)
+    if enrolled is not None:
+        from speechbrain_rev.inference.archive import check_same
+
+        remedy = "Enrol the speaker again, or give the model and precision of enrol."
+        what = f"The speaker {parsed.speaker}"
+        check_same(what, enrolled.fingerprint, embedder.fingerprint, remedy)
     verdict = embedder.verify(
         parsed.first,
-        parsed.second,
+        parsed.second if enrolled is None else enrolled,
         channels=parsed.channels,
         window=parsed.window,
         threshold=_threshold(parsed.threshold, embedder),

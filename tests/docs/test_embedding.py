@@ -30,6 +30,7 @@ def there(tmp_path, monkeypatch, hub):
         write_audio(tmp_path / name, speech_like(0.5, seed=seed))
     write_audio(tmp_path / "stereo.wav", np.stack([speech_like(0.5)] * 2, axis=1))
     write_audio(tmp_path / "meeting.wav", speech_like(21.0))
+    (tmp_path / "speakers").mkdir()
     means = np.random.default_rng(0).standard_normal((4, 16))
     fingerprint = read_weights(tmp_path / "run").fingerprint
     monkeypatch.setattr(
@@ -54,6 +55,7 @@ def test_python_blocks_run_one_after_the_other(there):
 
 def test_commands_run(there):
     commands = re.findall(r"^speechbrain-rev (.*)$", PAGE.read_text(), re.MULTILINE)
-    assert [c.split()[0] for c in commands] == ["verify", "embed", "embed", "verify"]
+    expected = ["verify", "embed", "embed", "enrol", "verify", "verify"]
+    assert [c.split()[0] for c in commands] == expected
     for command in commands:
         assert cli.main([*command.split(), "--device=cpu"]) == 0

@@ -23,7 +23,12 @@ from speechbrain_rev.cli.command import _parser
 from speechbrain_rev.cli.options import COMPUTES, OUTPUT, READS
 from speechbrain_rev.data.packing import Packing
 from speechbrain_rev.hparams import resolve
-from speechbrain_rev.inference import EmbeddingArchive, SpeakerEmbedder, export_run
+from speechbrain_rev.inference import (
+    EmbeddingArchive,
+    EnrolledSpeaker,
+    SpeakerEmbedder,
+    export_run,
+)
 from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.planner.timing import Speed
@@ -41,7 +46,7 @@ PLANNED = "memory resnet34 --mode=plan --card=4GB"
 EMBED = "embed --device=cpu run a.wav b.wav"
 VERIFY = "verify run a.wav b.wav --device=cpu"
 COMMANDS = ("env", "resolve", "models", "memory", "plan", "sweep", "calibrate",
-            "embed", "verify", "export", "convert", "data")  # fmt: skip
+            "embed", "enrol", "verify", "export", "convert", "data")  # fmt: skip
 TRAIN = Path(__file__).parents[2] / "hparams" / "train.yaml"
 # Operations take long to start, and then no time whatever the batch.
 SPEED = Speed(1e15, 1e15, 1e3, {"torch": "2", "device": "a test"})
@@ -201,6 +206,7 @@ OUT_OF_MEMORY = [
     ("sweep resnet34 --card=4GB", plans, "sweep_encoder", "smaller --batches, or leav"),
     ("calibrate speed.json", steps, "calibrate", "another --device"),
     ("embed run a.wav", SpeakerEmbedder, "from_run", "--device=cpu"),
+    ("enrol run ann a.wav --speakers=s", SpeakerEmbedder, "from_run", "--device=cpu"),
     ("verify run a.wav b.wav", SpeakerEmbedder, "from_run", "--device=cpu"),
 ]
 
@@ -481,6 +487,15 @@ MISTAKES = {
         "--device=mps": "not mps",
         "--device=cuda:99": "device cuda:99 is not there",
     }.items()},
+    "verify run a.wav": "A with B or with --speaker=NAME: give one of the two",
+    "verify run a.wav b.wav --speaker=ann --speakers=.": "give one of the two",
+    "verify run a.wav --speaker=ann": "--speakers=FOLDER go together: give both",
+    "verify run a.wav b.wav --speakers=.": "--speakers=FOLDER go together: give both",
+    "verify run a.wav --speaker=ann --speakers=none": "no speaker ann: it has nothing. Gi",
+    "verify run a.wav --speaker=../ann --speakers=.": "no slash and no dot at its beginning",
+    "enrol run .ann a.wav --speakers=.": "a speaker's name takes letters, digits and",
+    "enrol run ann a.wav --speakers=a.wav": "--speakers: a.wav cannot be written to",
+    "enrol run ann folder.npz --speakers=.": "folder.npz cannot be read as audio",
     "data nowhere": "The data folder nowhere does not exist.",
     "data x.raw": "x.raw is no list that is known.",
     "data . --speaker_from=(": "speaker_from takes a level, or a regular expression",
@@ -639,6 +654,56 @@ class TestVerify:
             ("my other", "EER of the list my other"),
         ):
             assert words in printed(*arguments, f"--threshold={name}")
+
+
+@pytest.mark.usefixtures("in_files")
+class TestEnrol:
+    def enrol(self, *given, folder):
+        command = ["enrol", "run", *given, f"--speakers={folder}", "--device=cpu"]
+        return cli.main(command)
+
+    def test_a_speaker_is_compared_as_in_python(self, tmp_path, printed, capsys):
+        folder = tmp_path / "new" / "speakers"
+        assert self.enrol("ann", "a.wav", "b.wav", folder=folder) == 0
+        first, advice = capsys.readouterr().out.splitlines()
+        assert first == f"{folder}/ann.safetensors: ann, known by 2 utterances"
+        embedder = SpeakerEmbedder.from_run("run", device="cpu")
+        ann = EnrolledSpeaker.load(folder / "ann.safetensors")
+        same = embedder.enrol(["a.wav", "b.wav"])
+        assert np.array_equal(ann.embeddings, same.embeddings)
+        command = shlex.split(advice.replace("FILE", "a.wav").partition(" compares")[0])
+        text = printed(*command[1:], "--threshold=-1", "--device=cpu")
+        verdict = embedder.verify("a.wav", ann, threshold=-1.0)
+        assert text.splitlines()[0].split()[0] == f"{verdict.score:.4f}"
+        assert "the same speaker, by the threshold -1.0000" in text
+        self.enrol("ann", "b.wav", folder=folder)
+        words = "ann, known by 1 utterance, in the place of an earlier one"
+        assert words in capsys.readouterr().out
+
+    def test_a_speaker_of_another_model_or_precision_is_refused(self, tmp_path, capsys):
+        EnrolledSpeaker(np.ones((1, 16), np.float32), "f00d").save(
+            tmp_path / "ann.safetensors"
+        )
+        (tmp_path / "bob.safetensors").write_bytes(b"1")
+        self.enrol("cleo", "a.wav", folder=tmp_path)
+        capsys.readouterr()
+        for name, options, message in (
+            ("ann", [], "The speaker ann is of another model or of another precision"),
+            (
+                "cleo",
+                ["--precision=bf16"],
+                "The speaker cleo is of another model or of",
+            ),
+            ("bob", [], "bob.safetensors is no enrolled speaker"),
+            (
+                "dan",
+                [],
+                f"{tmp_path} has no speaker dan: it has ann, bob, cleo. Give one",
+            ),
+        ):
+            given = [f"--speaker={name}", f"--speakers={tmp_path}", "--device=cpu"]
+            words = refuse(["verify", "run", "a.wav", *given, *options], capsys)
+            assert message in words
 
 
 @pytest.fixture(scope="module")
