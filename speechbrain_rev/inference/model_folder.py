@@ -558,6 +558,13 @@ def model_settings(folder: Path) -> dict[str, Any]:
         If it is anything else than what export writes, or there is code beside it.
     """
     _refuse_run(folder)
+    if (folder / WEIGHTS).exists() and not is_exported(folder):
+        raise FileNotFoundError(
+            f"{folder} has no {SUMS}, so that it is no folder that speechbrain-rev export "
+            "wrote. If it is of a training run or of convert wespeaker, load it by "
+            f"SpeakerEmbedder.from_run({str(folder)!r}). If it was exported, download it "
+            "again."
+        )
     content = read_summed(folder, HYPERPARAMS, MAX_TEXT_BYTES)
     refuse_code(folder, (path.name for path in folder.glob("*.py")))
     return _settings(folder, content)
@@ -833,8 +840,8 @@ def _refuse_run(folder: Path) -> None:
     if (folder / "save").is_dir() and not is_exported(folder):
         raise FileNotFoundError(
             f"{folder} is the output_folder of a training run and has no {SUMS}. Load it by "
-            "SpeakerEmbedder.from_run, or make a model of it: speechbrain-rev export "
-            f"{shlex.quote(str(folder))} OUT."
+            f"SpeakerEmbedder.from_run({str(folder)!r}), or make a model of it: "
+            f"speechbrain-rev export {shlex.quote(str(folder))} OUT."
         )
 
 

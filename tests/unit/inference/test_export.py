@@ -453,5 +453,11 @@ def test_a_conversion_needs_a_folder_of_its_kind_here(unsafe, run, tmp_path, cap
         SpeakerEmbedder.from_hparams(run)
     with pytest.raises(FileNotFoundError, match=words):
         convert_from_speechbrain(run, tmp_path / "new")
+    # A copy of a run's weights and settings, and what convert wespeaker writes.
+    shutil.rmtree(run / "save")
+    with pytest.raises(
+        FileNotFoundError, match=r"has no SHA256SUMS.* load it by Speaker"
+    ):
+        SpeakerEmbedder.from_hparams(run)
     assert cli.main(["convert", "speechbrain", "--back", str(unsafe), "new"]) != 0
     assert "--back is for wespeaker" in capsys.readouterr().err
