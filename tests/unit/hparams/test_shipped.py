@@ -1,5 +1,8 @@
 """The project's files: short, composed with every encoder, and known by their names."""
 
+import re
+import shlex
+
 import pytest
 from hyperpyyaml import load_hyperpyyaml
 
@@ -85,6 +88,25 @@ def test_files_have_the_values_that_they_are_for():
     settings = plain_settings(resolve(FOLDER / "revnet57.yaml", DATA))
     requested = {**PUBLISHED_SETTINGS, "cohort_top_n": 600}
     assert {key: settings[key] for key in requested} == requested
+
+
+def test_the_small_encoder_is_trained_as_in_the_run_that_the_readme_records():
+    readme = (FOLDER.parent / "recipes/VoxCeleb/README.md").read_text()
+    command = re.search(r"train\.py (hparams/small\.yaml(?:.|\n)*?)\npython", readme)[1]
+    given = shlex.split(command.replace("hparams", str(FOLDER)).replace("\\\n", ""))
+    composed = compose(given, run_options=["device"])
+    settings = plain_settings(composed.text)
+    requested = {
+        "batch_size": 64,
+        "number_of_epochs": 150,
+        "optimizer_name": "adamw",
+        "lr": 1e-3,
+        "final_lr": 1e-5,
+        "chunk_samples": 24160,
+    }
+    assert {key: settings[key] for key in requested} == requested
+    # 1,950 steps, which the README states, of the 840 utterances of its corpus.
+    assert 840 // settings["batch_size"] * settings["number_of_epochs"] == 1950
 
 
 def test_the_large_margin_is_fine_tuned_on_longer_speech_at_a_small_rate():
