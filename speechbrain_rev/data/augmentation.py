@@ -135,8 +135,9 @@ class SpeakerAugment:
         self.noise_root = noise_folder
         self.rir_root = rir_folder
         self.max_unread = max_unread
-        #: Files that turned out not to be readable.
+        #: Files that turned out not to be readable, and those left out when listed.
         self.unread: set[Path] = set()
+        self.aside: list[Path] = []
         self.seed = seed
         self.step = 0
         self._speed_index = torch.zeros(0, dtype=torch.long)
@@ -144,12 +145,14 @@ class SpeakerAugment:
     @cached_property
     def noise_files(self) -> list[Path]:
         """The files of ``noise_folder``."""
-        return [] if self.noise_root is None else noise_files(self.noise_root)
+        root = self.noise_root
+        return [] if root is None else noise_files(root, aside=self.aside)
 
     @cached_property
     def rir_files(self) -> list[Path]:
         """The files of ``rir_folder``."""
-        return [] if self.rir_root is None else noise_files(self.rir_root)
+        root = self.rir_root
+        return [] if root is None else noise_files(root, aside=self.aside)
 
     @property
     def samples_needed(self) -> int:
@@ -213,6 +216,8 @@ class SpeakerAugment:
         if self.rir_files:
             rirs = f"{len(self.rir_files)} files in {self.rir_root}"
         words = f"Speeds: {speeds}. Noise: {noise}. Reverberation: {rirs}."
+        if self.aside:
+            words += f" Hidden, or converted to WAV or FLAC: {len(self.aside)}."
         if self.noise_files or self.rir_files:
             words += f" One of the two, with probability {self.augment_prob}."
         return words

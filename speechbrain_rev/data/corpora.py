@@ -420,13 +420,15 @@ def absolute(folders: Folders) -> str | list[str]:
     return [os.path.abspath(folder) for folder in folders]
 
 
-def noise_files(folder: str | Path) -> list[Path]:
+def noise_files(folder: str | Path, *, aside: list[Path] | None = None) -> list[Path]:
     """List audio of noise or room impulse responses, which has no speakers.
 
     Parameters
     ----------
     folder : str or Path
         A folder of audio at any depth, packed or not, or a list of one of ``FORMATS``.
+    aside : list of Path, optional
+        Takes hidden files and originals of a folder, as of ``audio_files``.
 
     Returns
     -------
@@ -452,7 +454,7 @@ def noise_files(folder: str | Path) -> list[Path]:
             if not rows:
                 raise ValueError(f"{path} lists no audio.")
             return sorted(row.path() for row in rows)
-    return audio_files(folder)
+    return audio_files(folder, aside=aside)
 
 
 def open_corpus(

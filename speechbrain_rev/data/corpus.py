@@ -85,9 +85,14 @@ def _bytes_of(path: str | Path) -> int | None:
 
 
 def audio_files(
-    folder: str | Path, suffixes: tuple[str, ...] = AUDIO_SUFFIXES
+    folder: str | Path,
+    suffixes: tuple[str, ...] = AUDIO_SUFFIXES,
+    *,
+    aside: list[Path] | None = None,
 ) -> list[Path]:
     """All files of audio below a folder, in sorted order.
+
+    Without hidden ones, and without originals beside the WAV or FLAC that was made of them.
 
     Parameters
     ----------
@@ -95,6 +100,8 @@ def audio_files(
         Searched at any depth, links followed; or a packed folder.
     suffixes : tuple of str
         What their names end in, in small letters.
+    aside : list of Path, optional
+        Takes the files that are left out.
 
     Returns
     -------
@@ -107,10 +114,12 @@ def audio_files(
     """
     check_path(folder, "audio of a folder", "Give a folder of files.")
     folder = Path(folder)
-    below = files_below(folder)
-    if below is None:
+    if files_below(folder) is None:
         raise ValueError(f"There is no folder {folder}. Give one with files of audio.")
-    paths = [path for path in below if path.suffix.lower() in suffixes]
+    found = list(sorted_out(folder, suffixes))
+    paths = [path for path, reason in found if not reason]
+    if aside is not None:
+        aside += [path for path, reason in found if reason]
     if not paths:
         raise ValueError(
             f"There is no audio below {folder}: no name ends in "
@@ -623,16 +632,11 @@ class VoxCelebFolder(Corpus):
         name, reason : str
             As of ``Corpus``.
         """
-        audio = audio_below(self.root, AUDIO_SUFFIXES + OTHER_SUFFIXES)
-        for _, group in groupby(audio, key=lambda path: path.parent):
-            paths = list(group)
-            converted = originals(paths)
-            for path in paths:
-                name = path.relative_to(self.root).as_posix()
-                if not self._belongs(name):
-                    continue  # it is beside the corpus
-                reason = ORIGINAL if path in converted else ""
-                yield name, HIDDEN if is_hidden(name) else reason
+        for path, reason in sorted_out(self.root, AUDIO_SUFFIXES + OTHER_SUFFIXES):
+            name = path.relative_to(self.root).as_posix()
+            # What does not belong is beside the corpus.
+            if self._belongs(name):
+                yield name, reason
 
     def _belongs(self, name: str) -> bool:
         return self.speakers is None or self.speaker(name) in self.speakers
@@ -829,6 +833,20 @@ def audio_below(
     """Find audio at any depth, in packed folders too."""
     paths = files_below(root) or ()
     return (path for path in paths if path.suffix.lower() in suffixes)
+
+
+def sorted_out(root: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[Path, str]]:
+    """Find audio at any depth, with the reason why it is not used: "" where it is."""
+    if find_packed(root):
+        root = Path(os.path.abspath(root))
+    audio = audio_below(root, suffixes)
+    for _, group in groupby(audio, key=lambda path: path.parent):
+        paths = list(group)
+        converted = originals(paths)
+        for path in paths:
+            reason = ORIGINAL if path in converted else ""
+            hidden = is_hidden(path.relative_to(root).as_posix())
+            yield path, HIDDEN if hidden else reason
 
 
 def other_extension(path: Path) -> Path | None:

@@ -41,7 +41,6 @@ from .corpus import (
     OTHER_SUFFIXES,
     audio_files,
     inside,
-    originals,
 )
 from .packed import (
     INDEX,
@@ -378,9 +377,8 @@ def pack(
     """
     refuse_lists(source)
     locate = partial(inside, source, within=None if outside_files else source)
-    found = audio_files(source, AUDIO_SUFFIXES + OTHER_SUFFIXES)
-    converted = originals(found)
-    files = [path for path in found if path not in converted]
+    aside: list[Path] = []
+    files = audio_files(source, AUDIO_SUFFIXES + OTHER_SUFFIXES, aside=aside)
     names = [path.relative_to(source).as_posix() for path in files]
 
     def read(name: str) -> Checked | FileProblem:
@@ -427,10 +425,10 @@ def pack(
                     (packed / name).parent.mkdir(exist_ok=True)
                     write_whole(packed / name, file.read())
         made.finish()
-    if converted:
+    if aside:
         tqdm.write(
-            f"Not packed, for a WAV or FLAC was made of them: {len(converted)} files, such "
-            f"as {min(converted)}."
+            f"Not packed, for they are hidden, or a WAV or FLAC was made of them: "
+            f"{len(aside)} files, such as {min(aside)}."
         )
     if treated:
         counts = ", ".join(f"{how}: {count}" for how, count in sorted(treated.items()))

@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import soundfile
@@ -305,3 +307,14 @@ class TestFolders:
         assert f"Reverberation: 2 files in {rirs}." in both
         assert both.endswith("with probability 0.6.")
         assert "Noise: none (noise_folder)." in augmenter(rir_folder=rirs).in_words()
+        assert "Hidden" not in both
+
+    def test_hidden_files_and_originals_are_left_out_and_counted(self, noise, rirs):
+        (noise / "noise/._clip_0.wav").write_bytes(b"\0\5\x16\7 of macOS")
+        (noise / "noise/clip_0.m4a").write_bytes(b"what clip_0.wav is from")
+        shutil.copytree(rirs, noise / ".trash/rirs")
+        augment = augmenter(noise_folder=noise, rir_folder=rirs)
+        words = augment.in_words()
+        assert f"Noise: 2 files in {noise}." in words
+        assert f"Reverberation: 2 files in {rirs}." in words
+        assert "Hidden, or converted to WAV or FLAC: 4." in words

@@ -190,12 +190,15 @@ def test_files_that_cannot_be_used_are_refused_or_left_out(tmp_path, capsys):
     soundfile.write(session / "stereo.wav", noise, RATE)
     (session / "other.opus").write_bytes(b"OggS")
     (session / "00000.m4a").write_bytes(b"what 00000.wav is from")
+    (session / "._00000.wav").write_bytes(b"what macOS left")
     with pytest.raises(ValueError, match=r"3 of 11 files cannot.*--bad_files=drop"):
         pack(source, packed, sample_rate=RATE)
     # What could be packed is there when it goes on.
     given = {"sample_rate": RATE, "drop": True, "channel": 0}
     assert pack(source, packed, **given) == 9
-    assert "2 of 11 files cannot be used" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 of 11 files cannot be used" in said
+    assert "hidden, or a WAV or FLAC was made of them: 2 files, such as " in said
     listed = (packed / "bad_files.txt").read_text()
     assert "text.wav\tcannot be read" in listed
     assert "other.opus\tcannot be read" in listed
