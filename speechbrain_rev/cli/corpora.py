@@ -84,7 +84,7 @@ def _data(parsed: argparse.Namespace) -> None:
     check_plot(parsed.plot)
     from speechbrain_rev.data.overview import look_at
 
-    overview = look_at(_settings(parsed))
+    overview = look_at(_settings(parsed), "PATH")
     if parsed.json:
         print(json.dumps(overview.plain(), indent=1))
     else:

@@ -258,8 +258,8 @@ class JoinedCorpus(Corpus):
         """Recognise nothing: one folder is no several corpora."""
 
     @classmethod
-    def of(cls, corpora: Mapping[str, Corpus]) -> JoinedCorpus:
-        """Join the corpora of folders, which must not overlap.
+    def of(cls, corpora: Mapping[str, Corpus], option: str) -> JoinedCorpus:
+        """Join the corpora of folders, which were given as an option and must not overlap.
 
         Raises
         ------
@@ -271,10 +271,10 @@ class JoinedCorpus(Corpus):
             for other in real:
                 if one != other and Path(real[one]).is_relative_to(real[other]):
                     raise ValueError(
-                        f"data_folder has {other} and {one}, which is in it: its speakers "
+                        f"{option} has {other} and {one}, which is in it: its speakers "
                         "would be two each. Leave one."
                     )
-        names = dict(zip(corpora, _apart(list(corpora)), strict=True))
+        names = dict(zip(corpora, _apart(list(corpora), option), strict=True))
         return cls({names[folder]: corpus for folder, corpus in corpora.items()})
 
     def parts(self) -> Mapping[str, Corpus]:
@@ -387,7 +387,7 @@ class JoinedCorpus(Corpus):
         )
 
 
-def _apart(folders: Sequence[str]) -> list[str]:
+def _apart(folders: Sequence[str], option: str) -> list[str]:
     """Name folders and lists by their last parts, as many as distinguish them."""
     paths = [Path(os.path.abspath(folder)) for folder in folders]
     # A folder that is packed, and a list, is called as without its ending.
@@ -398,7 +398,7 @@ def _apart(folders: Sequence[str]) -> list[str]:
             if len(set(names)) == len(names):
                 return names
     raise ValueError(
-        f"data_folder has {', '.join(folders)}, which have the same name. Rename one."
+        f"{option} has {', '.join(folders)}, which have the same name. Rename one."
     )
 
 
@@ -474,7 +474,7 @@ def open_corpus(
         and speakers begin with the folder's name, or with as much of its path as
         distinguishes them.
     option : str
-        What it is given as.
+        What it is given as, for errors.
     any_extension : bool
         Whether a .flac is taken where a list says .wav, or the reverse.
     outside_files : bool
@@ -516,7 +516,7 @@ def open_corpus(
                 f"{option} is {list(map(str, folder))}. Give each folder or list once."
             )
         one, *others = several.values()
-        return JoinedCorpus.of(several) if others else one
+        return JoinedCorpus.of(several, option) if others else one
     layouts = " ".join(corpus.layout for corpus in CORPORA.values())
     path = Path(os.path.abspath(folder))
     if find_packed(path) is None and not path.exists():
@@ -525,7 +525,7 @@ def open_corpus(
         meant = f" Is it {path.parent / near[0]}?" if near else ""
         raise ValueError(
             f"The data folder {folder} does not exist.{meant} Give the folder of "
-            f"VoxCeleb (or of your speech) with --{option}=..."
+            f"VoxCeleb, or of your speech, as {option}."
         )
     for corpus in CORPORA.values():
         opened = corpus.find(

@@ -135,10 +135,11 @@ class DataSettings:
         """Return the samples of a segment, as train.py reads it."""
         return round(self.sentence_len * self.sample_rate)
 
-    def corpus(self) -> Corpus:
-        """Open the training speech."""
+    def corpus(self, option: str = "data_folder") -> Corpus:
+        """Open the training speech, which was given as an option."""
         return open_corpus(
             self.data_folder,
+            option,
             any_extension=self.any_extension,
             outside_files=self.outside_files,
             speaker_from=self.speaker_from,
@@ -259,13 +260,15 @@ class ListedSpeech:
         return listed + len(self.problems) + len(self.passed_over)
 
 
-def list_speech(settings: DataSettings) -> ListedSpeech:
+def list_speech(settings: DataSettings, option: str = "data_folder") -> ListedSpeech:
     """List the files of each speaker, in the data folder or in the training list.
 
     Parameters
     ----------
     settings : DataSettings
         The run's.
+    option : str
+        What the data folder is given as, for errors.
 
     Returns
     -------
@@ -283,7 +286,7 @@ def list_speech(settings: DataSettings) -> ListedSpeech:
     >>> list_speech(DataSettings(str(getfixture("tmp_path")))).by_speaker
     {'id1': ['id1/s1/a.wav']}
     """
-    corpus = settings.corpus()
+    corpus = settings.corpus(option)
     if settings.train_list is not None:
         return ListedSpeech(corpus, _listed(corpus, settings))
     listing = _in_folder(corpus)
@@ -297,11 +300,12 @@ def list_speech(settings: DataSettings) -> ListedSpeech:
                     for speaker, names in listing.by_speaker.items()
                     if speaker.startswith(before)
                 },
+                option,
             )
     return listing
 
 
-def _refuse_splits(corpus: Corpus, speakers: Mapping[str, str]) -> None:
+def _refuse_splits(corpus: Corpus, speakers: Mapping[str, str], option: str) -> None:
     """Refuse folders such as train and test, each of which would be one speaker."""
     if not isinstance(corpus, VoxCelebFolder):
         return
@@ -311,7 +315,7 @@ def _refuse_splits(corpus: Corpus, speakers: Mapping[str, str]) -> None:
         name = speakers[splits[-1]]
         raise ValueError(
             f"Folders called {words} would be taken for speakers. Give the one to train on "
-            f"as data_folder ({corpus.root / splits[-1]}), or the level of the speakers' "
+            f"as {option} ({corpus.root / splits[-1]}), or the level of the speakers' "
             f"folders (--speaker_from=2 takes {name.split('/')[1]!r} of {name}). If these are "
             "speakers, give --speaker_from=1."
         )
@@ -560,8 +564,7 @@ def refuse_shared_audio(audio: Iterable[tuple[str, str]]) -> None:
             if other != speaker:
                 raise ValueError(
                     f"{path} of {speaker!r} is the same audio as {there} of {other!r}: one "
-                    "recording would be of two speakers. Leave one of the two out of "
-                    "data_folder."
+                    "recording would be of two speakers. Leave one of the two out."
                 )
         for part in own:
             known.setdefault(hash((recording, part)), (speaker, path))

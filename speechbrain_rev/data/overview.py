@@ -207,13 +207,15 @@ class Overview:
         return lines
 
 
-def look_at(settings: DataSettings) -> Overview:
+def look_at(settings: DataSettings, option: str = "data_folder") -> Overview:
     """Read what train.py would read, as its preparation does, and write nothing.
 
     Parameters
     ----------
     settings : DataSettings
         What to read.
+    option : str
+        What the data folder is given as, for errors.
 
     Returns
     -------
@@ -236,7 +238,7 @@ def look_at(settings: DataSettings) -> Overview:
     >>> overview.plain()["speakers"], overview.single(), overview.refused
     (2, ['id1', 'id2'], '')
     """
-    account = take_account(list_speech(settings), settings)
+    account = take_account(list_speech(settings, option), settings)
     refused = ""
     if account.problems and settings.bad_files == "refuse":
         refused = (

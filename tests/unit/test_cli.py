@@ -496,7 +496,8 @@ MISTAKES = {
     "enrol run .ann a.wav --speakers=.": "a speaker's name takes letters, digits and",
     "enrol run ann a.wav --speakers=a.wav": "--speakers: a.wav cannot be written to",
     "enrol run ann folder.npz --speakers=.": "folder.npz cannot be read as audio",
-    "data nowhere": "The data folder nowhere does not exist.",
+    "data nowhere": "nowhere does not exist. Give the folder of VoxCeleb, or of your "
+    "speech, as PATH.",
     "data x.raw": "x.raw is no list that is known.",
     "data . --speaker_from=(": "speaker_from takes a level, or a regular expression",
     "data . --short=cut": "short takes repeat, pad or drop, not cut",
@@ -741,6 +742,23 @@ class TestData:
         )
         if form:
             assert f"speechbrain-rev: {json.loads(out)['refused']}" == words
+
+    @pytest.mark.parametrize(
+        ("below", "words"),
+        [
+            (["", ""], "PATH is ["),
+            (["", "wav"], "PATH has "),
+            (["split"], "Give the one to train on as PATH ("),
+        ],
+    )
+    def test_errors_name_the_folder_by_what_was_typed(
+        self, speech, tmp_path, capsys, below, words
+    ):
+        data = tmp_path / "data"
+        shutil.copytree(speech, data)
+        write_audio(data / "split/train/id9/a.wav", speech_like(0.2))
+        assert cli.main(["data", *(str(data / one) for one in below)]) == 2
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("in_files")

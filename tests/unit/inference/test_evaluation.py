@@ -108,7 +108,7 @@ def test_data_that_moved_are_read_in_their_folder(run, data, tmp_path):
         file.write("\ndata_folder: /gone\n")
     replace(run / "save/train.csv", (str(data), "/gone"))
     place = {"trials_folder": str(here)}
-    lost = r"/gone does not exist.* --data_folder=\.\.\. or --trials_"
+    lost = r"/gone does not exist.* as data_folder or trials_folder\."
     for given, error, words in (
         ({}, ValueError, lost),
         (place, FileNotFoundError, r"/gone/lists/one\.txt"),
