@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from speechbrain_rev.whole_files import write_whole
 
-from .checking import FileProblem, Wrong, check_files
+from .checking import FileProblem, Wrong, check_files, find_copies
 from .corpus import BESIDE, HIDDEN, ORIGINAL, located
 from .listing import (
     DataSettings,
@@ -191,6 +191,11 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     if len(corpus.parts()) > 1:
         used = ((s, one.wav) for s, names in usable.items() for one in names.values())
         refuse_shared_audio(chain(unused, used))
+    copies = find_copies(usable, unused)
+    for speaker, name in copies:
+        del usable[speaker][name]
+    usable = {speaker: names for speaker, names in usable.items() if names}
+    problems += copies.values()
     others = [LeftOut(path, TESTED, f"{s} is in a trial list") for s, path in unused]
     others += [LeftOut(str(p), why, _DETAILS[why]) for p, why in listing.passed_over]
     others += [
@@ -203,7 +208,12 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
         usable,
         [*listing.problems, *(p for p in problems if p.wrong is not Wrong.SHORT)],
         others,
-        treated,
+        Counter(
+            how
+            for names in usable.values()
+            for one in names.values()
+            for how in treated.get(one.ID, ())
+        ),
         headers,
         [speaker for speaker in kept if speaker not in usable],
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
+from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, TypeVar
@@ -17,9 +18,12 @@ from tqdm import tqdm
 from speechbrain_rev.lists import is_listable
 from speechbrain_rev.whole_files import write_whole
 
-from .corpus import AUDIO_SUFFIXES, LOSSLESS, THREADS, Corpus, OutsideError
+from .corpus import AUDIO_SUFFIXES, LOSSLESS, THREADS, Corpus, OutsideError, bytes_of
+from .lengths import open_bytes
 from .manifest import Utterance
+from .packed import SAMPLE_BYTES, find_packed
 from .reading import MIX, AudioInfo, audio_info, check_channel, read_audio
+from .segments import find_segment
 
 #: How many files threads are ahead at most.
 AHEAD = 256
@@ -29,7 +33,8 @@ SILENCE = 2e-4
 RESAMPLED, MIXED, CHOSEN = "resampled", "channels mixed", "one of several channels"
 # Files that an error names of each problem.
 _EXAMPLES = 3
-
+# What is read from the middle of a file, and of a whole one at a time.
+_MIDDLE_BYTES, _BLOCK_BYTES = 4096, 2**20
 
 ADVICE = "Mend them, leave them out of train_list, or give bad_files: drop."
 
@@ -54,6 +59,7 @@ class Wrong(Enum):
     NO_CHANNEL = "no such channel", "give --channel=mix, or a channel that all have"
     EMPTY = "no samples", "delete it"
     TWICE = "same name twice", "keep one of them"
+    SHARED = "audio of two speakers", "leave out all but the right one"
     OUTSIDE = (
         "outside the folder",
         "correct the name, or give --outside_files (--outside_files=true of train.py)",
@@ -97,7 +103,9 @@ def check_files(
     channel: int | str | None = None,
     shortest: int = 0,
     headers: Counter[tuple[int, int]] | None = None,
-) -> tuple[dict[str, dict[str, Utterance]], list[FileProblem], Counter[str]]:
+) -> tuple[
+    dict[str, dict[str, Utterance]], list[FileProblem], dict[str, tuple[str, ...]]
+]:
     """Look at the header of each file, or at all of it.
 
     Parameters
@@ -124,8 +132,8 @@ def check_files(
         By speaker and name; speakers without any are left out.
     problems : list of FileProblem
         Of the others, in order.
-    treated : Counter of str
-        How many of the usable were resampled, and mixed or of several channels.
+    treated : dict of str to tuple of str
+        By ID of the usable to which something is done: ``RESAMPLED``, ``MIXED``, ``CHOSEN``.
 
     Example
     -------
@@ -172,7 +180,7 @@ def check_files(
 
     usable: dict[str, dict[str, Utterance]] = defaultdict(dict)
     problems: list[FileProblem] = []
-    treated: Counter[str] = Counter()
+    treated: dict[str, tuple[str, ...]] = {}
     seen: set[str] = set()
     bar = tqdm(
         read_ahead(checked, rows),
@@ -194,8 +202,155 @@ def check_files(
         else:
             seen.add(utterance.ID)
             usable[speaker][name] = utterance
-            treated.update(how)
+            if how:
+                treated[utterance.ID] = how
     return dict(usable), problems, treated
+
+
+class _Audio(NamedTuple):
+    """An utterance that is compared with others."""
+
+    speaker: str
+    #: Its name in the corpus, and its samples; None of what is not used.
+    name: str | None
+    samples: int | None
+    path: str
+    recording: str
+    part: tuple[int | None, ...] = ()
+
+    @classmethod
+    def of(
+        cls, speaker: str, name: str | None, samples: int | None, path: str
+    ) -> _Audio:
+        if segment := find_segment(path):
+            recording = str(segment.recording)
+            return cls(speaker, name, samples, path, recording, segment[1:])
+        return cls(speaker, name, samples, path, path)
+
+
+def find_copies(
+    usable: Mapping[str, Mapping[str, Utterance]],
+    unused: Iterable[tuple[str, str]] = (),
+) -> dict[tuple[str, str], FileProblem]:
+    """Find the audio of two speakers: files of equal content, whatever they are called.
+
+    Few files are read: those whose bytes and samples are as many as those of another
+    speaker's file, 4 KiB from the middle, and those that are equal there as a whole.
+
+    Parameters
+    ----------
+    usable : mapping of str to mapping of str to Utterance
+        By speaker and name, as ``check_files`` gives them.
+    unused : iterable of (str, str)
+        Speaker and path of what is compared and not reported.
+
+    Returns
+    -------
+    dict of (str, str) to FileProblem
+        By speaker and name, of each utterance whose content another speaker has, too.
+
+    Example
+    -------
+    >>> folder = getfixture("tmp_path")
+    >>> for name in ("a", "b"):
+    ...     _ = (folder / name).write_bytes(b"RIFF")
+    >>> usable = {s: {s: Utterance(s, str(folder / s), 2, s)} for s in ("a", "b")}
+    >>> [problem.wrong.words for problem in find_copies(usable).values()]
+    ['audio of two speakers', 'audio of two speakers']
+    """
+    audio = [
+        _Audio.of(speaker, name, one.samples, one.wav)
+        for speaker, names in usable.items()
+        for name, one in names.items()
+    ]
+    audio += [_Audio.of(speaker, None, None, path) for speaker, path in unused]
+    groups = _alike([audio], bytes_of, "sizes")
+    groups = [
+        part
+        for group in groups
+        for part in (
+            [group]
+            if any(one.samples is None for one in group)
+            else _split(group, [one.samples for one in group])
+        )
+    ]
+    groups = _alike(groups, _middle_of, "files of equal size")
+    groups = _alike(groups, _digest_of, "files of equal middle")
+    problems = {}
+    for group in groups:
+        for one in group:
+            if one.name is not None:
+                other = next(o for o in group if o.speaker != one.speaker)
+                words = f"{one.path} of {one.speaker!r} is the same audio as "
+                words += f"{other.path} of {other.speaker!r}"
+                problem = FileProblem(Wrong.SHARED, one.path, words)
+                problems[one.speaker, one.name] = problem
+    return problems
+
+
+def _alike(
+    groups: Iterable[list[_Audio]], content: Callable[[str], object], what: str
+) -> list[list[_Audio]]:
+    """Split groups by something of their files, which is read once of each."""
+    groups = list(groups)
+    files = dict.fromkeys(one.recording for group in groups for one in group)
+
+    def read(file: str) -> object:
+        try:
+            found = content(file)
+        except (ValueError, OSError):
+            found = None
+        # What cannot be read is not used, and equals nothing.
+        return object() if found is None else found
+
+    bar = tqdm(
+        read_ahead(read, files),
+        total=len(files),
+        desc=what,
+        unit="file",
+        leave=content is not bytes_of,
+        disable=not files,
+    )
+    found = dict(zip(files, bar, strict=True))
+    return [
+        part
+        for group in groups
+        for part in _split(group, [(one.part, found[one.recording]) for one in group])
+    ]
+
+
+def _split(group: Sequence[_Audio], keys: Iterable[object]) -> list[list[_Audio]]:
+    """Give what has one key, of several speakers, where any of it is used."""
+    parts = defaultdict(list)
+    for one, key in zip(group, keys, strict=True):
+        parts[key].append(one)
+    return [
+        part
+        for part in parts.values()
+        if len({one.speaker for one in part}) > 1
+        and any(one.name is not None for one in part)
+    ]
+
+
+def _middle_of(path: str) -> bytes:
+    return _read_bytes(path, (bytes_of(path) or 0) // 2, _MIDDLE_BYTES)
+
+
+def _digest_of(path: str) -> bytes:
+    made = blake2b(digest_size=16)
+    for begin in range(0, bytes_of(path) or 0, _BLOCK_BYTES):
+        made.update(_read_bytes(path, begin, _BLOCK_BYTES))
+    return made.digest()
+
+
+def _read_bytes(path: str, begin: int, count: int) -> bytes:
+    """Read bytes of a file wherever it is, of a packed one those of its samples."""
+    if packed := find_packed(path):
+        samples = count // SAMPLE_BYTES
+        return packed[0].read(packed[1], begin // SAMPLE_BYTES, samples).tobytes()
+    with open_bytes(path) as file:
+        file.seek(begin)
+        return file.read(count)
 
 
 def check_name(name: str, locate: Callable[[str], Path]) -> Path | FileProblem:

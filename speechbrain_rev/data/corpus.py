@@ -69,13 +69,13 @@ def audio_exists(path: str | Path) -> bool:
     -------
     bool
     """
-    return _bytes_of(path) is not None
+    return bytes_of(path) is not None
 
 
-def _bytes_of(path: str | Path) -> int | None:
+def bytes_of(path: str | Path) -> int | None:
     """Give the bytes of a file wherever it is, of a segment its recording's; None if none."""
     if segment := find_segment(path):
-        return _bytes_of(segment.recording)
+        return bytes_of(segment.recording)
     if inside := find_packed(path):
         packed, name = inside
         return SAMPLE_BYTES * packed.length(name) if name in packed else None
@@ -414,7 +414,7 @@ class Corpus(Protocol):
         with ThreadPoolExecutor(max_workers=THREADS) as pool:
             for start in range(0, len(ordered), _BATCH):
                 part = ordered[start : start + _BATCH]
-                sizes = pool.map(lambda name: _bytes_of(located(self, name)[0]), part)
+                sizes = pool.map(lambda name: bytes_of(located(self, name)[0]), part)
                 for name, size in zip(part, sizes, strict=True):
                     whose = self._whose(name)
                     made.update(os.fsencode(f"{name}\t{size}{whose}\n"))

@@ -230,10 +230,10 @@ def look_at(settings: DataSettings, option: str = "data_folder") -> Overview:
     -------
     >>> import soundfile
     >>> folder = getfixture("tmp_path")
-    >>> for speaker in ("id1", "id2"):
+    >>> for speaker, level in ("id1", 0.25), ("id2", 0.5):
     ...     path = folder / "wav" / speaker / "s" / "a.wav"
     ...     path.parent.mkdir(parents=True)
-    ...     soundfile.write(path, [0.0, 0.5], 16000)
+    ...     soundfile.write(path, [0.0, level], 16000)
     >>> overview = look_at(DataSettings(str(folder)))
     >>> overview.plain()["speakers"], overview.single(), overview.refused
     (2, ['id1', 'id2'], '')

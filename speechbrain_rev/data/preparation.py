@@ -189,10 +189,10 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
     -------
     >>> import soundfile
     >>> folder = getfixture("tmp_path")
-    >>> for speaker in ("id1", "id2"):
+    >>> for speaker, level in ("id1", 0.25), ("id2", 0.5):
     ...     path = folder / "wav" / speaker / "s" / "a.wav"
     ...     path.parent.mkdir(parents=True)
-    ...     soundfile.write(path, [0.0, 0.5], 16000)
+    ...     soundfile.write(path, [0.0, level], 16000)
     >>> prepared = prepare(
     ...     DataSettings(str(folder)), folder / "save"
     ... )  # doctest: +ELLIPSIS

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ import soundfile
 import torch
 from torchaudio.functional import resample
 
-from speechbrain_rev.data import SpeakerAugment, read_audio, read_manifest
+from speechbrain_rev.data import SpeakerAugment, checking, read_audio, read_manifest
 from speechbrain_rev.data.dataset import train_loader
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.data.packing import pack
 from tests.corpus import write_corpus
+from tests.unit.data.test_formats import as_shards, rows_of, write_tables
 
 RATE = 16000
 
@@ -271,3 +273,108 @@ def test_a_cut_ogg_or_mp3_is_named_when_it_is_listed(
     cut = {line for line in caplog.messages if "seems to be cut short" in line}
     assert len({line.split(" seems")[0] for line in cut}) == 24
     assert all(re.search(r"[Cc]opy (or convert )?it again", line) for line in cut)
+
+
+def as_segments(rows, folder):
+    """A list of the second tenth of a second of each file."""
+    lines = [f"{name},{path},1600,3200,{speaker}" for name, path, speaker in rows]
+    lines.insert(0, "ID,wav,start,stop,spk_id")
+    return write_tables(folder, **{"parts.csv": lines}) / "parts.csv"
+
+
+def as_packed(rows, folder):
+    """The corpus of the rows, packed."""
+    pack(rows[0][1].parents[3], folder.with_suffix(".packed"), sample_rate=RATE)
+    return folder.with_suffix(".packed")
+
+
+@pytest.fixture
+def fixed(tmp_path):
+    """Four speakers of three files, all of one length and no two alike."""
+    draw = np.random.default_rng(0)
+    for speaker in range(4):
+        session = tmp_path / f"fixed/wav/id{speaker}/s"
+        session.mkdir(parents=True)
+        for number in range(3):
+            wav = 0.1 * draw.standard_normal(RATE // 2)
+            soundfile.write(session / f"{number}.wav", wav, RATE)
+    return tmp_path / "fixed"
+
+
+class TestCopies:
+    """Files of equal content, whatever they are called."""
+
+    @pytest.mark.parametrize(
+        "write", [None, os.symlink, as_packed, as_shards, as_segments]
+    )
+    def test_of_two_speakers_are_refused_or_left_out(
+        self, fixed, prepared, tmp_path, write
+    ):
+        if write is os.symlink:
+            os.symlink(fixed / "wav/id0/s/1.wav", fixed / "wav/id3/s/9.wav")
+        else:
+            shutil.copy(fixed / "wav/id0/s/1.wav", fixed / "wav/id3/s/9.wav")
+        # Of one speaker, they are no error of a label.
+        shutil.copy(fixed / "wav/id1/s/1.wav", fixed / "wav/id1/s/9.wav")
+        data = fixed
+        if write not in (None, os.symlink):
+            data = write(rows_of(fixed), tmp_path / "other")
+        with pytest.raises(
+            ValueError, match=r"2 audio of two speakers .* is the same a"
+        ):
+            prepared(data)
+        summary = prepared(data, bad_files="drop")
+        assert (summary.seen, summary.utterances, summary.dropped) == (14, 12, 2)
+        bad = (tmp_path / "save/bad_files.txt").read_text().splitlines()
+        assert [re.findall(r"of '(id\d)'", line) for line in bad] == [
+            ["id0", "id3"],
+            ["id3", "id0"],
+        ]
+
+    def test_of_equal_sizes_the_middle_is_read_alone(
+        self, fixed, prepared, monkeypatch
+    ):
+        read = []
+        read_bytes = checking._read_bytes
+
+        def counted(path, begin, count):
+            content = read_bytes(path, begin, count)
+            read.append(len(content))
+            return content
+
+        monkeypatch.setattr(checking, "_read_bytes", counted)
+        prepared(fixed)
+        assert read == [4096] * 12
+
+    def test_nothing_of_files_of_other_sizes_is_read(
+        self, corpus, prepared, monkeypatch
+    ):
+        monkeypatch.setattr(
+            checking, "_read_bytes", lambda *_: pytest.fail("it is read")
+        )
+        assert prepared(corpus).utterances == 24
+
+    def test_of_a_speaker_who_is_tested_on_are_not_trained_on(
+        self, fixed, prepared, tmp_path
+    ):
+        shutil.copy(fixed / "wav/id0/s/1.wav", fixed / "wav/id3/s/9.wav")
+        trials = tmp_path / "trials.txt"
+        trials.write_text("1 id0/s/0.wav id0/s/1.wav\n0 id0/s/1.wav id1/s/1.wav\n")
+        given = {"trial_lists": (str(trials),)}
+        with pytest.raises(
+            ValueError, match=r"9\.wav of 'id3' is the .* of 'id0'; leave"
+        ):
+            prepared(fixed, **given)
+        summary = prepared(fixed, **given, bad_files="drop")
+        assert (summary.left_out, summary.utterances, summary.dropped) == (6, 6, 1)
+
+    def test_that_differ_in_their_last_byte_are_two_recordings(self, fixed, prepared):
+        path = fixed / "wav/id3/s/9.wav"
+        content = (fixed / "wav/id0/s/1.wav").read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert prepared(fixed).utterances == 13
+
+    def test_that_are_left_out_are_not_counted_as_resampled(self, fixed, prepared):
+        shutil.copy(fixed / "wav/id0/s/1.wav", fixed / "wav/id3/s/9.wav")
+        given = {"sample_rate": 8000, "resample": True, "bad_files": "drop"}
+        assert prepared(fixed, **given).treated == {"resampled": 11}

@@ -103,8 +103,8 @@ def test_a_folder_wav_of_each_speaker_is_his_own(corpus, prepared, tmp_path):
 
 def test_utterances_that_no_encoder_embeds_are_in_no_trial(corpus, prepared, tmp_path):
     shutil.copytree(corpus, tmp_path / "own")
-    for _, path, _ in rows_of(tmp_path / "own")[::4]:
-        soundfile.write(path.with_name("tiny.wav"), [0.1] * 50, 16000)
+    for number, (_, path, _) in enumerate(rows_of(tmp_path / "own")[::4], start=1):
+        soundfile.write(path.with_name("tiny.wav"), [0.1 * number] * 50, 16000)
     summary = prepared(tmp_path / "own", valid_speakers=2)
     assert summary.held_out == 2 * 5
     assert summary.valid_trials
