@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -472,17 +473,11 @@ def _play(wavs: torch.Tensor, speed: float) -> torch.Tensor:
     if speed == 1.0:
         return wavs
     # Small integers keep the resampling kernel small: 1.1 is 11 to 10.
-    ratio = _as_small_ratio(speed)
-    played: torch.Tensor = resample(wavs, *ratio)
-    return played
-
-
-def _as_small_ratio(speed: float) -> tuple[int, int]:
-    numerator = round(speed * 100)
-    if not math.isclose(numerator / 100, speed):
+    ratio = Fraction(round(speed * 100), 100)
+    if not math.isclose(ratio, speed):
         raise ValueError(f"Speed {speed} must have at most two decimals.")
-    divisor = math.gcd(numerator, 100)
-    return numerator // divisor, 100 // divisor
+    played: torch.Tensor = resample(wavs, ratio.numerator, ratio.denominator)
+    return played
 
 
 def _normal_speed_first(speeds: Sequence[float]) -> tuple[float, ...]:

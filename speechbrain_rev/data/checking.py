@@ -161,11 +161,9 @@ def check_files(
         row: tuple[str, str],
     ) -> tuple[Utterance, tuple[str, ...]] | FileProblem:
         speaker, name = row
-        path = check_name(name, corpus.locate)
-        if isinstance(path, FileProblem):
-            return path
         audio = read_checked(
-            path,
+            name,
+            locate=corpus.locate,
             sample_rate=sample_rate,
             whole=whole,
             resample=resample,
@@ -175,7 +173,7 @@ def check_files(
         if isinstance(audio, FileProblem):
             return audio
         known, labels = corpus.utterance_id(name), corpus.labels(name)
-        used = Utterance(known, str(path), audio.samples, speaker, labels)
+        used = Utterance(known, str(audio.path), audio.samples, speaker, labels)
         return used, audio.treated
 
     usable: dict[str, dict[str, Utterance]] = defaultdict(dict)
@@ -211,21 +209,13 @@ class _Audio(NamedTuple):
     """An utterance that is compared with others."""
 
     speaker: str
-    #: Its name in the corpus, and its samples; None of what is not used.
-    name: str | None
-    samples: int | None
     path: str
-    recording: str
-    part: tuple[int | None, ...] = ()
-
-    @classmethod
-    def of(
-        cls, speaker: str, name: str | None, samples: int | None, path: str
-    ) -> _Audio:
-        if segment := find_segment(path):
-            recording = str(segment.recording)
-            return cls(speaker, name, samples, path, recording, segment[1:])
-        return cls(speaker, name, samples, path, path)
+    #: The file, and which part of it is heard.
+    recording: Path
+    part: tuple[int | None, ...]
+    #: Its name in the corpus, and its samples; None of what is not used.
+    name: str | None = None
+    samples: int | None = None
 
 
 def find_copies(
@@ -259,11 +249,11 @@ def find_copies(
     ['audio of two speakers', 'audio of two speakers']
     """
     audio = [
-        _Audio.of(speaker, name, one.samples, one.wav)
+        _Audio(speaker, one.wav, *_heard(one.wav), name, one.samples)
         for speaker, names in usable.items()
         for name, one in names.items()
     ]
-    audio += [_Audio.of(speaker, None, None, path) for speaker, path in unused]
+    audio += [_Audio(speaker, path, *_heard(path)) for speaker, path in unused]
     groups = _alike([audio], bytes_of, "sizes")
     groups = [
         part
@@ -288,14 +278,19 @@ def find_copies(
     return problems
 
 
+def _heard(path: str) -> tuple[Path, tuple[int | None, ...]]:
+    """Give the file of audio, and which part of it is heard."""
+    segment = find_segment(path)
+    return (segment.recording, segment[1:]) if segment else (Path(path), ())
+
+
 def _alike(
-    groups: Iterable[list[_Audio]], content: Callable[[str], object], what: str
+    groups: Sequence[list[_Audio]], content: Callable[[Path], object], what: str
 ) -> list[list[_Audio]]:
     """Split groups by something of their files, which is read once of each."""
-    groups = list(groups)
     files = dict.fromkeys(one.recording for group in groups for one in group)
 
-    def read(file: str) -> object:
+    def read(file: Path) -> object:
         try:
             found = content(file)
         except (ValueError, OSError):
@@ -332,18 +327,18 @@ def _split(group: Sequence[_Audio], keys: Iterable[object]) -> list[list[_Audio]
     ]
 
 
-def _middle_of(path: str) -> bytes:
+def _middle_of(path: Path) -> bytes:
     return _read_bytes(path, (bytes_of(path) or 0) // 2, _MIDDLE_BYTES)
 
 
-def _digest_of(path: str) -> bytes:
+def _digest_of(path: Path) -> bytes:
     made = blake2b(digest_size=16)
     for begin in range(0, bytes_of(path) or 0, _BLOCK_BYTES):
         made.update(_read_bytes(path, begin, _BLOCK_BYTES))
     return made.digest()
 
 
-def _read_bytes(path: str, begin: int, count: int) -> bytes:
+def _read_bytes(path: Path, begin: int, count: int) -> bytes:
     """Read bytes of a file wherever it is, of a packed one those of its samples."""
     if packed := find_packed(path):
         samples = count // SAMPLE_BYTES
@@ -351,31 +346,6 @@ def _read_bytes(path: str, begin: int, count: int) -> bytes:
     with open_bytes(path) as file:
         file.seek(begin)
         return file.read(count)
-
-
-def check_name(name: str, locate: Callable[[str], Path]) -> Path | FileProblem:
-    """Give the file of a name, or the problem of the name.
-
-    Parameters
-    ----------
-    name : str
-        The file's.
-    locate : callable
-        Gives the file, or raises ``OutsideError``.
-
-    Returns
-    -------
-    Path or FileProblem
-    """
-    try:
-        path = locate(name)
-    except OutsideError as error:
-        return FileProblem(Wrong.OUTSIDE, str(error.path), str(error))
-    if not is_listable(name):
-        words = f"{name!r} has a tab or a line break, or a space at an end"
-        # As one line of the list of such files.
-        return FileProblem(Wrong.NAME, repr(str(path))[1:-1], words)
-    return path
 
 
 def read_ahead(
@@ -530,6 +500,8 @@ class Checked(NamedTuple):
 
     Attributes
     ----------
+    path : Path
+        The file.
     samples : int
         Its length at the rate that it is read at.
     wav : torch.Tensor, [samples], or None
@@ -538,14 +510,16 @@ class Checked(NamedTuple):
         What is done when it is read: of ``RESAMPLED``, ``MIXED`` and ``CHOSEN``.
     """
 
+    path: Path
     samples: int
     wav: torch.Tensor | None = None
     treated: tuple[str, ...] = ()
 
 
 def read_checked(
-    path: Path,
+    name: str | Path,
     *,
+    locate: Callable[[str], Path] = Path,
     sample_rate: int,
     whole: bool,
     resample: bool = False,
@@ -556,8 +530,10 @@ def read_checked(
 
     Parameters
     ----------
-    path : Path
-        The file.
+    name : str or Path
+        The file's, in a corpus or a path.
+    locate : callable
+        Gives the file of the name, or raises ``OutsideError``.
     sample_rate : int
         That it is read at, Hz.
     whole : bool
@@ -576,6 +552,14 @@ def read_checked(
     def problem(wrong: Wrong, words: str) -> FileProblem:
         return FileProblem(wrong, str(path), f"{path} {words}")
 
+    try:
+        path = locate(str(name))
+    except OutsideError as error:
+        return FileProblem(Wrong.OUTSIDE, str(error.path), str(error))
+    if not is_listable(str(name)):
+        words = f"{name!r} has a tab or a line break, or a space at an end"
+        # As one line of the list of such files.
+        return FileProblem(Wrong.NAME, repr(str(path))[1:-1], words)
     if path.suffix.lower() not in AUDIO_SUFFIXES:
         return problem(Wrong.SUFFIX, "is of another kind")
     treated = []
@@ -602,7 +586,7 @@ def read_checked(
             return problem(Wrong.EMPTY, "holds none")
         samples = info.samples_at(sample_rate)
         if not whole:
-            return Checked(samples, None, tuple(treated))
+            return Checked(path, samples, None, tuple(treated))
         wav = read_audio(
             path, sample_rate=sample_rate, resample=resample, channel=channel
         )
@@ -622,4 +606,4 @@ def read_checked(
         )
     if float(wav.abs().max()) < SILENCE:
         return problem(Wrong.SILENT, f"is at most {float(wav.abs().max()):.1e} loud")
-    return Checked(samples, wav, tuple(treated))
+    return Checked(path, samples, wav, tuple(treated))

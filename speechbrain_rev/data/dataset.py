@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,18 +51,11 @@ class ChunkBatch:
 
     def to(self, device: torch.device | str) -> ChunkBatch:
         """Copy to a device, without waiting where the memory is pinned."""
-        wavs, lens, speakers = (
-            x.to(device, non_blocking=True)
-            for x in (self.wavs, self.lens, self.speakers)
-        )
-        return ChunkBatch(wavs, lens, speakers, self.unread)
+        return self._of_each(lambda x: x.to(device, non_blocking=True))
 
     def pin_memory(self) -> ChunkBatch:
         """Move to pinned memory, as the loader asks for."""
-        wavs, lens, speakers = (
-            x.pin_memory() for x in (self.wavs, self.lens, self.speakers)
-        )
-        return ChunkBatch(wavs, lens, speakers, self.unread)
+        return self._of_each(torch.Tensor.pin_memory)
 
     def first(self, count: int) -> ChunkBatch:
         """Copy the first utterances.
@@ -76,9 +70,10 @@ class ChunkBatch:
         ChunkBatch
             Of memory of its own, which may be written to.
         """
-        wavs, lens, speakers = (
-            x[:count].clone() for x in (self.wavs, self.lens, self.speakers)
-        )
+        return self._of_each(lambda x: x[:count].clone())
+
+    def _of_each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ChunkBatch:
+        wavs, lens, speakers = map(change, (self.wavs, self.lens, self.speakers))
         return ChunkBatch(wavs, lens, speakers, self.unread)
 
     def __len__(self) -> int:
@@ -150,8 +145,9 @@ class ChunkDataset(Dataset[Chunk]):
             )
         self._numbers = np.array([speaker_numbers[name] for name in names])
         self.samples = samples
-        self.sample_rate = sample_rate
-        self.resample, self.channel = resample, channel
+        self._read_audio = partial(
+            read_audio, sample_rate=sample_rate, resample=resample, channel=channel
+        )
         self.seed = seed
         self.short = short
 
@@ -227,15 +223,7 @@ class ChunkDataset(Dataset[Chunk]):
         spare = max(0, length - self.samples)
         start = draw_below(spare + 1, "chunk", self.seed, epoch, index)
         try:
-            wav = read_audio(
-                path,
-                sample_rate=self.sample_rate,
-                resample=self.resample,
-                channel=self.channel,
-                start=start,
-                samples=self.samples,
-                out=out,
-            )
+            wav = self._read_audio(path, start=start, samples=self.samples, out=out)
         except (ValueError, OSError) as error:
             return str(error)
         if len(wav) < min(self.samples, length - start):
@@ -328,9 +316,13 @@ class WholeUtterances(Dataset[tuple[str, torch.Tensor | str]]):
     ) -> None:
         self.corpus = corpus
         self.names = names
-        self.sample_rate = sample_rate
-        self.resample, self.channel = resample, channel
-        self.max_samples = max_samples
+        self._read_audio = partial(
+            read_audio,
+            sample_rate=sample_rate,
+            resample=resample,
+            channel=channel,
+            samples=max_samples,
+        )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -351,13 +343,7 @@ class WholeUtterances(Dataset[tuple[str, torch.Tensor | str]]):
         name = self.names[index]
         try:
             path = self.corpus.locate(name)
-            wav = read_audio(
-                path,
-                sample_rate=self.sample_rate,
-                resample=self.resample,
-                channel=self.channel,
-                samples=self.max_samples,
-            )
+            wav = self._read_audio(path)
         except (ValueError, OSError) as error:
             return name, str(error)
         return name, wav if len(wav) else f"{path} holds no samples"

@@ -26,7 +26,7 @@ from speechbrain_rev.scoring.trials import models_file
 from speechbrain_rev.whole_files import check_regular, digest_of
 
 from .checking import FileProblem, Wrong
-from .corpora import find_files, list_files, open_corpus
+from .corpora import Folders, find_files, list_files, open_corpus
 from .corpus import BESIDE, Corpus, VoxCelebFolder, located
 from .seeding import generator
 from .segments import find_segment
@@ -137,19 +137,16 @@ class DataSettings:
 
     def corpus(self, option: str = "data_folder") -> Corpus:
         """Open the training speech, which was given as an option."""
-        return open_corpus(
-            self.data_folder,
-            option,
-            any_extension=self.any_extension,
-            outside_files=self.outside_files,
-            speaker_from=self.speaker_from,
-        )
+        return self._opened(self.data_folder, option)
 
     def trials_corpus(self) -> Corpus:
         """Open the speech of the trial lists."""
+        return self._opened(self.trials_folder or self.data_folder, "trials_folder")
+
+    def _opened(self, folder: Folders, option: str) -> Corpus:
         return open_corpus(
-            self.trials_folder or self.data_folder,
-            "trials_folder",
+            folder,
+            option,
             any_extension=self.any_extension,
             outside_files=self.outside_files,
             speaker_from=self.speaker_from,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -88,16 +89,18 @@ class Overview:
         What becomes of each file.
     settings : DataSettings
         What it was read with.
-    seconds : sequence of float
-        Lengths of the utterances that would be used.
     refused : str
         Why train.py would refuse it; empty if it would not.
     """
 
     account: Account
     settings: DataSettings
-    seconds: Sequence[float] = field(repr=False)
     refused: str
+
+    @cached_property
+    def seconds(self) -> list[float]:
+        """Lengths of the utterances that would be used."""
+        return [one.samples / self.settings.sample_rate for one in self._utterances()]
 
     def of_speakers(self) -> Mapping[str, int]:
         """Count utterances by speaker."""
@@ -251,12 +254,7 @@ def look_at(settings: DataSettings, option: str = "data_folder") -> Overview:
             refuse_few_speakers(account)
         except ValueError as error:
             refused = str(error)
-    seconds = [
-        one.samples / settings.sample_rate
-        for names in account.usable.values()
-        for one in names.values()
-    ]
-    return Overview(account, settings, seconds, refused)
+    return Overview(account, settings, refused)
 
 
 def _named(speakers: Sequence[str]) -> str:

@@ -26,9 +26,7 @@ from speechbrain_rev.whole_files import (
 )
 
 from .checking import (
-    Checked,
     FileProblem,
-    check_name,
     read_ahead,
     read_checked,
     report_problems,
@@ -376,23 +374,18 @@ def pack(
     1
     """
     refuse_lists(source)
-    locate = partial(inside, source, within=None if outside_files else source)
     aside: list[Path] = []
     files = audio_files(source, AUDIO_SUFFIXES + OTHER_SUFFIXES, aside=aside)
     names = [path.relative_to(source).as_posix() for path in files]
 
-    def read(name: str) -> Checked | FileProblem:
-        path = check_name(name, locate)
-        if isinstance(path, FileProblem):
-            return path
-        return read_checked(
-            path,
-            sample_rate=sample_rate,
-            whole=True,
-            resample=resample,
-            channel=channel,
-        )
-
+    read = partial(
+        read_checked,
+        locate=partial(inside, source, within=None if outside_files else source),
+        sample_rate=sample_rate,
+        whole=True,
+        resample=resample,
+        channel=channel,
+    )
     problems: list[FileProblem] = []
     treated: Counter[str] = Counter()
     with (
