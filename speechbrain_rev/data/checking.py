@@ -211,7 +211,7 @@ class _Audio(NamedTuple):
     speaker: str
     path: str
     #: The file, and which part of it is heard.
-    recording: Path
+    recording: str
     part: tuple[int | None, ...]
     #: Its name in the corpus, and its samples; None of what is not used.
     name: str | None = None
@@ -255,15 +255,7 @@ def find_copies(
     ]
     audio += [_Audio(speaker, path, *_heard(path)) for speaker, path in unused]
     groups = _alike([audio], bytes_of, "sizes")
-    groups = [
-        part
-        for group in groups
-        for part in (
-            [group]
-            if any(one.samples is None for one in group)
-            else _split(group, [one.samples for one in group])
-        )
-    ]
+    groups = [part for group in groups for part in _split(group, _samples_of(group))]
     groups = _alike(groups, _middle_of, "files of equal size")
     groups = _alike(groups, _digest_of, "files of equal middle")
     problems = {}
@@ -278,19 +270,19 @@ def find_copies(
     return problems
 
 
-def _heard(path: str) -> tuple[Path, tuple[int | None, ...]]:
+def _heard(path: str) -> tuple[str, tuple[int | None, ...]]:
     """Give the file of audio, and which part of it is heard."""
     segment = find_segment(path)
-    return (segment.recording, segment[1:]) if segment else (Path(path), ())
+    return (str(segment.recording), segment[1:]) if segment else (path, ())
 
 
 def _alike(
-    groups: Sequence[list[_Audio]], content: Callable[[Path], object], what: str
+    groups: Sequence[list[_Audio]], content: Callable[[str], object], what: str
 ) -> list[list[_Audio]]:
     """Split groups by something of their files, which is read once of each."""
     files = dict.fromkeys(one.recording for group in groups for one in group)
 
-    def read(file: Path) -> object:
+    def read(file: str) -> object:
         try:
             found = content(file)
         except (ValueError, OSError):
@@ -314,6 +306,12 @@ def _alike(
     ]
 
 
+def _samples_of(group: Sequence[_Audio]) -> list[int | None]:
+    """Give the samples of each; None of all where those of one are not known."""
+    samples = [one.samples for one in group]
+    return [None] * len(samples) if None in samples else samples
+
+
 def _split(group: Sequence[_Audio], keys: Iterable[object]) -> list[list[_Audio]]:
     """Give what has one key, of several speakers, where any of it is used."""
     parts = defaultdict(list)
@@ -327,18 +325,18 @@ def _split(group: Sequence[_Audio], keys: Iterable[object]) -> list[list[_Audio]
     ]
 
 
-def _middle_of(path: Path) -> bytes:
+def _middle_of(path: str) -> bytes:
     return _read_bytes(path, (bytes_of(path) or 0) // 2, _MIDDLE_BYTES)
 
 
-def _digest_of(path: Path) -> bytes:
+def _digest_of(path: str) -> bytes:
     made = blake2b(digest_size=16)
     for begin in range(0, bytes_of(path) or 0, _BLOCK_BYTES):
         made.update(_read_bytes(path, begin, _BLOCK_BYTES))
     return made.digest()
 
 
-def _read_bytes(path: Path, begin: int, count: int) -> bytes:
+def _read_bytes(path: str, begin: int, count: int) -> bytes:
     """Read bytes of a file wherever it is, of a packed one those of its samples."""
     if packed := find_packed(path):
         samples = count // SAMPLE_BYTES

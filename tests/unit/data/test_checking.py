@@ -346,9 +346,12 @@ class TestCopies:
         prepared(fixed)
         assert read == [4096] * 12
 
-    def test_nothing_of_files_of_other_sizes_is_read(
-        self, corpus, prepared, monkeypatch
+    @pytest.mark.parametrize("differ", ["sizes", "samples"])
+    def test_nothing_of_files_of_other_sizes_or_lengths_is_read(
+        self, corpus, prepared, monkeypatch, differ
     ):
+        if differ == "samples":
+            monkeypatch.setattr(checking, "bytes_of", lambda path: 1)
         monkeypatch.setattr(
             checking, "_read_bytes", lambda *_: pytest.fail("it is read")
         )
