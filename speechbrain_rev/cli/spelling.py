@@ -104,12 +104,12 @@ class ArgumentParser(argparse.ArgumentParser):
 
 def _meant(given: Iterable[str], known: Sequence[str]) -> str:
     """Suggest for each name the nearest known one, if it is near enough."""
-    by_word = {name.lstrip("-").replace("_", "-"): name for name in known}
+    by_word = {str(name).lstrip("-").replace("_", "-"): str(name) for name in known}
     nearest = [
         by_word[match]
         for name in given
         for match in difflib.get_close_matches(
-            name.lower().lstrip("-").replace("_", "-"), by_word, n=1
+            str(name).lower().lstrip("-").replace("_", "-"), by_word, n=1
         )
     ]
     return f". Did you mean {' and '.join(dict.fromkeys(nearest))}?" if nearest else ""

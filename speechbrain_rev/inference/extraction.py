@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from speechbrain_rev.data.corpus import AUDIO_SUFFIXES, files_below
+from speechbrain_rev.data.corpus import AUDIO_SUFFIXES, files_below, is_hidden
 from speechbrain_rev.data.packed import find_packed
 from speechbrain_rev.data.segments import file_of
 from speechbrain_rev.inference.archive import (
@@ -331,7 +331,7 @@ class Listing:
     files : mapping of str to pathlib.Path
         Audio by name.
     others : mapping of str to int
-        How many files were passed over, by what their names end in.
+        How many files were passed over, by what their names end in, or "hidden".
     """
 
     files: Mapping[str, Path]
@@ -344,7 +344,7 @@ class Listing:
         kinds = ", ".join(f"{n} {ending}" for ending, n in sorted(self.others.items()))
         total = sum(self.others.values())
         return printable(
-            f"{total} files that are no audio by their names were passed over: {kinds}."
+            f"{total} files that by their names are hidden or no audio were passed over: {kinds}."
         )
 
 
@@ -410,8 +410,10 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
         packed = find_packed(place)
         root = place if packed is None else Path(packed[0].folder, packed[1])
         for path in sorted(below):
-            if path.suffix.lower() in AUDIO_SUFFIXES:
-                inside = path.relative_to(root)
+            inside = path.relative_to(root)
+            if is_hidden(inside.as_posix()):
+                others["hidden"] += 1
+            elif path.suffix.lower() in AUDIO_SUFFIXES:
                 files[(inside if alone else place / inside).as_posix()] = path
             else:
                 others[path.suffix.lower() or "without an ending"] += 1

@@ -588,7 +588,7 @@ class TestEmbed:
         text = printed(*arguments, "--dry-run")
         assert "2 files can be embedded by their headers, 0.00 h" in text
         assert "1 files cannot be embedded:\n- two.wav: " in text
-        assert "are no audio by their names were passed over: 1 .txt" in text
+        assert "are hidden or no audio were passed over: 1 .txt" in text
         arguments.append(f"--out={out}")
         assert cli.main(arguments) == 2
         assert "The other 2 are in" in capsys.readouterr().err

@@ -11,6 +11,7 @@ def parser():
     group = made.add_mutually_exclusive_group()
     group.add_argument("--bad-files")
     group.add_argument("--top_n", type=int)
+    made.add_argument("--bits", type=int, choices=(8, 32))
     made.add_argument("names", nargs="*")
     return made
 
@@ -35,6 +36,7 @@ def test_both_spellings_are_one_option_and_values_stay(given, value):
         ("--top-n=5 --bad_files=a", "not allowed with argument"),
         ("--bad-flies=a --top-m 5", "unrecognized arguments: --bad-flies=a --top-m"),
         ("--bad-flies=a --top-m 5", "--top-m. Did you mean --bad-files and --top_n?"),
+        ("--bits=16", "argument --bits: invalid choice: 16"),
         ("--bad-files=--", "argument --bad-files: expected one argument, not --"),
         ("--bad_files=--", "argument --bad-files: expected one argument, not --"),
     ],
