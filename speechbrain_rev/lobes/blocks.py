@@ -27,7 +27,12 @@ from speechbrain_rev.lobes.layers import (
     split_layers,
     with_modules,
 )
-from speechbrain_rev.reversible.convolution import Reading, parts_for, split_for_reuse
+from speechbrain_rev.reversible.convolution import (
+    Reading,
+    convolve_stream,
+    parts_for,
+    split_for_reuse,
+)
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.segment import BoundaryConvolutions
 
@@ -136,6 +141,8 @@ class DFBottleneckResidual(nn.Module):
     ends_with = "conv3"
     #: Under autocast nothing reads the input but a convolution, which casts it.
     casts_its_input = True
+    #: Whether it takes the stream's tangent as third argument and returns it as well.
+    adds_to_stream = False
 
     def __init__(self, channels: int, *, sync: bool = False) -> None:
         super().__init__()
@@ -145,11 +152,18 @@ class DFBottleneckResidual(nn.Module):
         self.conv2 = conv3x3(wide, wide, groups=wide)
         self.conv3 = conv1x1(wide, channels)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, tangent: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute the residual, [batch, channel, freq, time]."""
-        x = self.norm(self.conv1(x), mask)
+        if tangent is None:
+            x = self.conv1(x)
+        else:
+            x, tangent = convolve_stream(self.conv1, x, tangent)
+        x = self.norm(x, mask)
         # What is zero before a 1x1 convolution is zero after it.
-        return self.conv3(convolved_and_masked(self.conv2, x, mask))
+        x = self.conv3(convolved_and_masked(self.conv2, x, mask))
+        return x if tangent is None else (x, tangent)
 
     def pieces(self, channels: int) -> Sequence[nn.Module]:
         """Split into functions of some hidden channels each, which add up to this one."""
@@ -162,10 +176,13 @@ class DFBottleneckResidual(nn.Module):
             convs_by_inputs(self.conv3, channels),
             strict=True,
         )
-        return [
+        pieces = [
             with_modules(self, conv1=a, norm=n, conv2=b, conv3=c)
             for a, n, b, c in layers
         ]
+        for piece in pieces:
+            piece.adds_to_stream = True
+        return pieces
 
 
 class _Shortcut(ConvNorm):

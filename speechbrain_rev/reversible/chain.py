@@ -32,6 +32,7 @@ from speechbrain_rev.reversible.replay import (
 )
 from speechbrain_rev.reversible.segment import (
     AdditiveCoupling,
+    adds_to_stream,
     arguments,
     check_shape,
     pieces_of,
@@ -371,11 +372,11 @@ def _couple(
     first, second, format, validity = streams
     pieces = pieces_of(block.f, chunk)
     for piece, x in zip(pieces, _read_for(pieces, second, format), strict=True):
-        f = _residual(piece, x, mask, again, shared)
+        f, second = _residual(piece, x, second, mask, again, shared)
         first = add(first, f, format, rows[0])
     pieces = pieces_of(block.g, chunk)
     for piece, x in zip(pieces, _read_for(pieces, first, format), strict=True):
-        g = _residual(piece, x, mask, again, shared)
+        g, first = _residual(piece, x, first, mask, again, shared)
         second = add(second, g, format, rows[1])
     return Streams(first, second, format, validity)
 
@@ -394,11 +395,22 @@ def _read_for(
 
 
 def _residual(
-    f: nn.Module, x: Tensor, mask: Tensor | None, again: bool, shared: set[int]
-) -> Tensor:
+    f: nn.Module,
+    x: Tensor,
+    stream: Stream,
+    mask: Tensor | None,
+    again: bool,
+    shared: set[int],
+) -> tuple[Tensor, Stream]:
+    """Compute a residual of what was read of a stream; give the stream as it goes on."""
     with stored_run(f, x, shared):
-        if not again:
-            return residual(f, x, mask)
-        y = recompute(f, *arguments(x, mask))
+        if adds_to_stream(f):
+            given = x, mask, stream.tangent
+            y, tangent = recompute(f, *given) if again else f(*given)
+            stream = stream._replace(tangent=tangent)
+        elif again:
+            y = recompute(f, *arguments(x, mask))
+        else:
+            return residual(f, x, mask), stream
     check_shape(f, x, y)
-    return y
+    return y, stream

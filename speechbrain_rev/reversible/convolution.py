@@ -84,6 +84,48 @@ class Geometry(NamedTuple):
                 second = products.sum(0, dtype=weight.dtype).view_as(weight)
         return first, second
 
+    def gradients_added(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        total: Tensor | None,
+        of_weight: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Add the input's gradient to a total, in its place; give the weight's as well.
+
+        As products add to what is there, the input's gradient is not written apart.
+        """
+        product = (
+            total is not None
+            and total.dtype is grad.dtype
+            and self._is_matrix(weight)
+            and total.is_contiguous()
+            and grad.is_contiguous()
+            and (grad.is_cuda or self._is_product(x, weight))
+        )
+        of_x, slope = self.gradients(grad, x, weight, not product, of_weight)
+        if total is None:
+            assert of_x is not None
+            wide = torch.promote_types(of_x.dtype, torch.float32)
+            return of_x.to(wide), slope
+        if not product:
+            assert of_x is not None
+            return total.add_(of_x), slope
+        matrices = weight.to(grad.dtype).flatten(1).t().expand(len(x), -1, -1)
+        with autocast_off(grad.device):
+            total.flatten(2).baddbmm_(matrices, grad.flatten(2))
+        return total, slope
+
+    def _is_matrix(self, weight: Tensor) -> bool:
+        """Whether each position is multiplied by the weight, alone."""
+        return (
+            self.groups == 1
+            and set(self.stride) == {1}
+            and set(self.padding) == {0}
+            and weight.shape[2:].numel() == 1
+        )
+
     def _is_product(self, x: Tensor, weight: Tensor) -> bool:
         """Whether each utterance is a matrix that the weight is multiplied with.
 
@@ -93,10 +135,7 @@ class Geometry(NamedTuple):
         """
         return (
             x.device.type in ("cpu", "meta")
-            and self.groups == 1
-            and set(self.stride) == {1}
-            and set(self.padding) == {0}
-            and weight.shape[2:].numel() == 1
+            and self._is_matrix(weight)
             and 8 * weight.shape[0] <= x.shape[2:].numel()
             and x.is_contiguous()
             and not torch._C._is_tracing()
@@ -250,6 +289,84 @@ class _InParts(torch.autograd.Function):
             else:
                 slope = filled(len(x), ctx.parts, gradient)
         return slope if of_x else None, total.value, None, None, None
+
+
+def convolve_stream(
+    conv: nn.Conv2d, x: Tensor, tangent: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Convolve floats of a stream, whose gradient is added to where it is.
+
+    Parameters
+    ----------
+    conv : nn.Conv2d
+        Without bias.
+    x : torch.Tensor, [batch, channel, freq, time]
+        What a stream's value was decoded to.
+    tangent : torch.Tensor, [batch, channel, freq, time]
+        The stream's.
+
+    Returns
+    -------
+    y : torch.Tensor
+        The output.
+    tangent : torch.Tensor
+        What stands for the stream from here on: the gradient that it is given is the
+        storage of the first one's.
+    """
+    autocast = Autocast.now({x.device})
+    x = x.to(autocast.dtype) if autocast.enabled else x
+    after: list[Tensor] = []
+    y = _convolve_stream(x, conv.weight, tangent, Geometry.of(conv), after)
+    return y, after.pop()
+
+
+@layer_function(Kind.CONVOLUTION)
+def _convolve_stream(
+    x: Tensor, weight: Tensor, tangent: Tensor, geometry: Geometry, after: list[Tensor]
+) -> Tensor:
+    y, tangent = _ConvolveStream.apply(x, weight, tangent, geometry)
+    after.append(tangent)
+    return y
+
+
+class _ConvolveStream(torch.autograd.Function):
+    #: What is saved may be compressed.
+    saves_layer_input = True
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, tangent: Tensor, geometry: Geometry
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.geometry, ctx.flags = geometry, Flags.now({x.device})
+        ctx.save_for_backward(x, weight)
+        after = tangent_of(x, tangent.dtype)
+        if not tangent.requires_grad:
+            ctx.mark_non_differentiable(after)
+        return geometry.convolve(x, weight), after
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: Tensor | None, total: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        if grad is None:
+            return None, None, total, None
+        x, weight = ctx.saved_tensors
+        _, of_weight, of_stream, _ = ctx.needs_input_grad
+        with ctx.flags():
+            if torch.is_grad_enabled():  # to differentiate twice
+                of_x, slope = ctx.geometry.gradients(
+                    grad, x, weight, ctx.needs_input_grad[0], of_weight
+                )
+                return of_x, slope, total, None
+            if not of_stream:
+                return None, ctx.geometry.gradients(
+                    grad, x, weight, False, of_weight
+                )[1], None, None  # fmt: skip
+            total, slope = ctx.geometry.gradients_added(
+                grad, x, weight, total, of_weight
+            )
+        return None, slope, total, None
 
 
 class WeightGradient:

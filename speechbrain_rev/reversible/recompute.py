@@ -209,6 +209,17 @@ class Total:
             return
         self.value = self.value.add_(slope) if self._in_place else self.value + slope
 
+    def handed_to(self, tangent: Tensor) -> list[Root]:
+        """Give the value to who adds to it in its place and hands it back."""
+        value = self.value
+        if value is None:
+            return []
+        return [Root(tangent, value if self._in_place else value.clone())]
+
+    def replace(self, total: Tensor | None) -> None:
+        """Take what is handed back."""
+        self.value = self.value if total is None else total
+
 
 _NO_DOUBLE_BACKWARD = (
     "Activations that were not stored cannot be differentiated twice "

@@ -376,7 +376,8 @@ def pieces_of(f: nn.Module, chunk: int | None) -> Sequence[nn.Module]:
         A residual function. Only what its own class says about pieces is asked for: a
         class derived from it may compute something else. A piece returns a tensor of its
         own, whose storage nobody needs, as a convolution does, and hands down a gradient
-        of its own.
+        of its own; or it has ``adds_to_stream`` set, takes the stream's tangent as third
+        argument and returns it as well, as ``convolve_stream`` does.
     chunk : int or None
         Hidden channels of a piece.
 
@@ -433,7 +434,7 @@ class _Reconstruct(torch.autograd.Function):
         of_kept, of_changed = tangent2.requires_grad, tangent1.requires_grad
         # What a chain begins with is its own; values that earlier blocks saved are not.
         spared = 0 if ctx.in_place and start == 0 else 2
-        floats: Tensor | None = None  # of what the next function reads
+        floats: Tensor | None = None  # of what G reads
         for i, half in enumerate(halves, 1 + 2 * start):
             block, half_of_block = divmod(i - 1 - 2 * start, 2)
             if half_of_block == 0:
@@ -456,7 +457,7 @@ class _Reconstruct(torch.autograd.Function):
                 ctx.recordings.append(recording)
                 if n == len(half):
                     del x
-                    if i < 2 * start + len(halves):
+                    if half_of_block == 0:  # at a block's end nothing else is held
                         floats = format.place_of_floats(changed, ctx.dtype)
                 elif len(residuals) < AT_ONCE:
                     continue
@@ -526,21 +527,29 @@ class _Reconstruct(torch.autograd.Function):
             x = ctx.format.decode(kept, ctx.dtype)
             x = _narrowed(x, half, here[0][1].autocast)
             for f, (run, recording) in zip(reversed(half), here, strict=True):
-                leaf = x.detach().requires_grad_(ctx.needed[i])
-                leaves = gradients.leaves(run)
-                y = second_run(f, recording, leaves, *arguments(leaf, mask))
+                leaves, needed = gradients.leaves(run), ctx.needed[i]
+                adds = adds_to_stream(f)
+                leaf = x.detach().requires_grad_(needed and not adds)
+                if not adds:
+                    y = second_run(f, recording, leaves, *arguments(leaf, mask))
+                    roots = []
+                else:
+                    read = tangent_of(x, ctx.dtype).requires_grad_(needed)
+                    y, after = second_run(f, recording, leaves, leaf, mask, read)
+                    roots, leaf = of_kept.handed_to(after), read
+                    del read, after
                 # Before y's storage is reused: a view that was written to has a longer way
                 # back in the graph.
-                root = Root(y)
+                roots.append(Root(y))
                 changed = _subtracted(ctx, changed, y.detach(), half)
                 del y  # what follows needs its graph only
-                root.receive(of_y)
+                roots[-1].receive(of_y)
                 with recording.flags():
-                    read = [leaf] if leaf.requires_grad else []
-                    for slope in gradients.backward(run, [root], read):
-                        of_kept.add(slope)
+                    wanted = [leaf] if needed else []
+                    for slope in gradients.backward(run, roots, wanted):
+                        of_kept.replace(slope) if adds else of_kept.add(slope)
                 slope = None
-                del leaf, leaves, root, read
+                del leaf, leaves, roots, wanted
             del x
             kept, changed, of_kept, of_changed = changed, kept, of_changed, of_kept
         if ctx.expected is not None:
@@ -569,6 +578,11 @@ def _first_run(
     check_residual(f, x, y, version)
     y, has_graph = y.detach(), y.requires_grad
     return y, recording, has_graph, sources.report()
+
+
+def adds_to_stream(f: nn.Module) -> bool:
+    """Whether a piece takes the tangent of what it reads, and returns it as well."""
+    return getattr(f, "adds_to_stream", False) is True
 
 
 def _narrowed(x: Tensor, half: Sequence[nn.Module], autocast: Autocast) -> Tensor:

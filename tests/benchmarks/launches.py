@@ -65,6 +65,7 @@ _PRODUCTS = {
     _aten.mm,
     _aten.bmm,
     _aten.baddbmm,
+    _aten.baddbmm_,
 }
 #: They allocate, or give what they were given another name.
 _NO_KERNEL = {

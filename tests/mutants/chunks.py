@@ -54,6 +54,30 @@ CHUNKS = [
         TESTS("those_of_the_whole"),
     ),
     CONVOLUTION_CODE(
+        "7: a piece's gradient replaces that of the stream",
+        ".baddbmm_(matrices, grad.flatten(2))",
+        ".baddbmm_(matrices, grad.flatten(2), beta=0)",
+        STREAMS_TESTS("added_to_those"),
+    ),
+    CONVOLUTION_CODE(
+        "7: second derivatives lose what a piece read",
+        "grad, x, weight, ctx.needs_input_grad[0], of_weight",
+        "grad, x.detach(), weight, ctx.needs_input_grad[0], of_weight",
+        STREAMS_TESTS("added_to_those"),
+    ),
+    CONVOLUTION_CODE(
+        "7: a stream gets a gradient from a piece's weights",
+        "if not tangent.requires_grad:",
+        "if False:",
+        STREAMS_TESTS("without_gradient"),
+    ),
+    RECOMPUTE_CODE(
+        "11: pieces add to a gradient that a hook kept",
+        "value if self._in_place else value.clone()",
+        "value",
+        TESTS("beside_pieces"),
+    ),
+    CONVOLUTION_CODE(
         "5: what reads streams in parts makes numbers of what left its range",
         "return weight if validity is None else weight + validity.to(weight.dtype)",
         "return weight",
@@ -115,8 +139,8 @@ CHUNKS = [
     ),
     CONVOLUTION_CODE(
         "7: gradients of products are rounded under autocast",
-        "with autocast_off(grad.device):",
-        "if True:",
+        "with autocast_off(grad.device):\n            if of_x:",
+        "if True:\n            if of_x:",
         ENCODER("bits_of_storing and backward"),
     ),
     RECOMPUTE_CODE(

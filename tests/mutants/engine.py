@@ -31,9 +31,9 @@ KERNEL_TESTS = Tests("tests/unit/kernels/test_norm.py")
 ENGINE = [
     SEGMENT_CODE(
         "1: F runs a third time",
-        "                y = second_run(f, recording,",
-        "                first_run(f, *arguments(leaf, mask))\n"
-        "                y = second_run(f, recording,",
+        "                    y = second_run(f, recording,",
+        "                    first_run(f, *arguments(leaf, mask))\n"
+        "                    y = second_run(f, recording,",
         CHAIN("runs_once"),
     ),
     REPLAY_CODE(
@@ -383,8 +383,8 @@ ENGINE = [
     ),
     SEGMENT_CODE(
         "the gradient of one function does not reach the other",
-        "root.receive(of_y)",
-        "root.receive(grad2)",
+        "roots[-1].receive(of_y)",
+        "roots[-1].receive(grad2)",
         CHAIN("equals_plain and basic"),
     ),
     ENCODER_CODE(

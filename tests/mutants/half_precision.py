@@ -40,8 +40,8 @@ HALF_PRECISION = [
     ),
     SEGMENT_CODE(
         "half: gradients are made under the forward pass's autocast",
-        "with recording.flags():\n                    read =",
-        "with recording.flags(), recording.autocast():\n                    read =",
+        "with recording.flags():\n                    wanted =",
+        "with recording.flags(), recording.autocast():\n                    wanted =",
         ENGINE_TESTS("equals_plain and partly_float32"),
     ),
     GRADIENTS_CODE(

@@ -10,7 +10,13 @@ from speechbrain_rev.lobes.blocks import BasicResidual, DFBottleneckResidual
 from speechbrain_rev.lobes.geometry import AUTO
 from speechbrain_rev.lobes.layers import can_be_split
 from speechbrain_rev.planner.memory import live_bytes_peak
-from speechbrain_rev.reversible import Recompute, flags, recompute_blocks
+from speechbrain_rev.reversible import (
+    AdditiveCoupling,
+    Recompute,
+    ReversibleChain,
+    flags,
+    recompute_blocks,
+)
 from tests.unit.lobes.encoders import (
     CHUNKED,
     REVERSIBLE,
@@ -51,6 +57,26 @@ def test_pieces_add_up_to_the_whole_and_update_its_statistics(kind):
     total = sum(piece(x) for piece in pieces)
     assert distance({"y": total}, {"y": whole(x)}) < EXACT
     assert distance(dict(parts.named_buffers()), dict(whole.named_buffers())) < EXACT
+
+
+@pytest.mark.parametrize("mode", ["store", "recompute", "reconstruct"])
+def test_what_a_hook_keeps_beside_pieces_is_not_added_to(mode):
+    torch.manual_seed(0)
+    halves = ((DFBottleneckResidual(8), DFBottleneckResidual(8)) for _ in range(3))
+    chain = ReversibleChain(
+        (AdditiveCoupling(f, g) for f, g in halves), mode=mode, chunk=8
+    )
+    kept = []
+
+    def keep(module, of_input, of_output):
+        kept.extend((x, x.clone()) for x in (*of_input, *of_output) if x is not None)
+
+    for block in chain.blocks:
+        block.g.register_full_backward_hook(keep)
+    x1, x2 = torch.randn(2, 2, 8, 16, 20)
+    sum(y.square().sum() for y in chain(x1, x2.requires_grad_())).backward()
+    assert len(kept) == 6
+    assert all(torch.equal(x, before) for x, before in kept)
 
 
 @pytest.mark.parametrize(

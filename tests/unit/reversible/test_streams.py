@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -14,7 +15,7 @@ from speechbrain_rev.reversible import (
     fixed_point,
     streams,
 )
-from speechbrain_rev.reversible.convolution import Reading
+from speechbrain_rev.reversible.convolution import Reading, convolve_stream
 from speechbrain_rev.reversible.streams import FORMATS
 
 from .chains import in_backward, module_with
@@ -198,3 +199,72 @@ def test_what_reads_streams_in_parts_hands_on_whether_they_left_their_range(
     for plain, marked in zip(*results, strict=True):
         expected = plain if value == 0 else torch.full_like(plain, NAN)
         torch.testing.assert_close(marked, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def through_a_convolution(x, conv, *, plain):
+    """Convolve the first of two float streams, and give what leaves them beside it."""
+    if plain:
+        return conv(x[0]), *x
+    entered = streams.enter(*x, FORMATS["float"])
+    first = entered.first
+    floats = entered.format.decode(first.value, first.tangent.dtype)
+    read = streams.read(first, floats, alone=True)
+    y, tangent = convolve_stream(conv, read, first.tangent)
+    return y, *streams.leave(entered._replace(first=first._replace(tangent=tangent)))
+
+
+@each_layout
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "size", "stride"),
+    [(1, (16, 10), 1), (1, (2, 3), 1), (3, (16, 10), 1)],
+    ids=["product", "small map", "no product"],
+)
+def test_gradients_of_a_convolution_are_added_to_those_of_the_stream(
+    kernel, size, stride, twice, layout
+):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(4, 6, kernel, stride, padding=kernel // 2, bias=False).double()
+    given = torch.randn(2, 3, 4, *size, dtype=torch.float64)
+    results = []
+    for plain in (True, False):
+        x = [x.contiguous(memory_format=layout).requires_grad_() for x in given]
+        y, *left = through_a_convolution(x, conv, plain=plain)
+        loss = y.pow(3).sum() + sum(half.pow(3).sum() for half in left)
+        leaves = [*x, conv.weight]
+        grads = torch.autograd.grad(loss, leaves, create_graph=twice)
+        if twice:
+            loss = sum(grad.pow(2).sum() for grad in grads)
+            grads = torch.autograd.grad(loss, leaves)
+        results.append(grads)
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("used", ["both", "stream", "convolution"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_stream_is_added_to_where_it_is(used, dtype):
+    torch.manual_seed(0)
+    conv, x = nn.Conv2d(4, 6, 1, bias=False), torch.randn(3, 4, 16, 10)
+    tangent = streams.tangent_of(x, x.dtype).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+        y, after = convolve_stream(conv, x, tangent)
+    total, of_y = torch.randn(x.shape), torch.randn(y.shape).to(dtype)
+    weight = conv.weight.detach().to(dtype)
+    parts = {"stream": total.clone(), "convolution": F.conv_transpose2d(of_y, weight)}
+    outputs = {"stream": (after, total), "convolution": (y, of_y)}
+    kept = list(parts) if used == "both" else [used]
+    roots, given = zip(*(outputs[name] for name in kept), strict=True)
+    (grad,) = torch.autograd.grad(roots, [tangent], given)
+    assert grad.dtype is torch.float32
+    torch.testing.assert_close(grad, sum(parts[name].float() for name in kept))
+    assert used == "convolution" or grad.data_ptr() == total.data_ptr()
+
+
+def test_a_stream_without_gradient_has_none_behind_a_convolution():
+    conv, x = nn.Conv2d(4, 6, 1, bias=False), torch.randn(3, 4, 16, 10)
+    y, after = convolve_stream(conv, x, streams.tangent_of(x, x.dtype))
+    assert y.requires_grad
+    assert not after.requires_grad
+    y.sum().backward()
+    assert conv.weight.grad is not None
