@@ -188,6 +188,11 @@ def read_parameters(
             raise ValueError(
                 f"params[{index}] is a {type(param).__name__}; each must be a tensor."
             )
+        if bits == 8 and hasattr(param, "device_mesh"):
+            raise ValueError(
+                f"params[{index}] is sharded by FSDP, whose parts have no 8-bit states here. "
+                "Use DistributedDataParallel, or set bits to 32."
+            )
         if bits == 8 and param.dtype != torch.float32:
             raise ValueError(
                 f"params[{index}] is {param.dtype}, but with 8-bit states the update is "

@@ -318,9 +318,8 @@ class ReversibleChain(nn.Module):
     def _check_run(self, x1: Tensor, mask: Tensor | None) -> None:
         if x1.dtype in _HALVES and not _half_under_autocast(x1):
             raise ValueError(
-                f"Streams are kept in float32, which a network converted to {x1.dtype} "
-                "does not take. Keep its weights in float32 and train under "
-                "torch.autocast."
+                f"The streams are {x1.dtype} outside autocast, and are kept in float32. "
+                "Keep inputs and weights in float32 and train under torch.autocast."
             )
         if any(mode.spec.runs_twice for mode in self.modes):
             refuse_what_cannot_run_again(modules_of(self))

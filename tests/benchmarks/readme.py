@@ -85,8 +85,8 @@ CAPTIONS = {
     "paper": "Memory per 2 s utterance, reconstructed. Float and exact: the streams. The last "
     "column divides bytes by bytes.",
     "users": "GiB: peak of a step at batch 128. Fits: frames of an utterance at which a "
-    "training run fits such a GPU.\nTimes: seconds of a step over those of plain torch layers, "
-    "and over those of the vanilla counterpart.",
+    "training run fits such a GPU.\nTimes: seconds of a step at batch 4 over those of plain torch "
+    "layers, and of the vanilla counterpart in them.",
     "users_on_a_gpu": "GiB and seconds of a step at batch 128. Days: 150 epochs of VoxCeleb2 "
     "dev at that speed, the encoder alone.",
     "normalisation": "Times: seconds over those of plain operations. Maps: peak memory, in "

@@ -29,6 +29,9 @@ def refused_alike(name, given):
 SHARED = parameter(2)
 WEIGHTS = torch.ones(4096)
 STRAY = torch.nn.Linear(3, 2)
+#: As a DTensor has it.
+SHARDED = torch.ones(4096)
+SHARDED.device_mesh = "a mesh"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, hint):
         ("adam", {"amsgrad": True}, "adam at 8 bit cannot do amsgrad"),
         ("adamw", {"params": [WEIGHTS.double()]}, "params[0] is torch.float64"),
         ("sgd", {"params": [WEIGHTS.bfloat16()]}, "params[0] is torch.bfloat16"),
+        ("sgd", {"params": [SHARDED]}, "params[0] is sharded by FSDP"),
     ],
 )
 def test_what_8_bit_cannot_do_is_refused_there_only(name, options, message):
