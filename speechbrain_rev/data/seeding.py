@@ -71,7 +71,7 @@ def draw_below(count: int, *place: int | str) -> int:
     return _number(place) % count
 
 
-def write_step(path: str | Path, step: int) -> None:
+def write_step(path: str | Path, step: int, steps_per_epoch: int | None = None) -> None:
     """Write the step by which an object knows its place in the run.
 
     Parameters
@@ -79,11 +79,18 @@ def write_step(path: str | Path, step: int) -> None:
     path : str or Path
         A file of a checkpoint.
     step : int
+    steps_per_epoch : int or None
+        Steps of an epoch, of an object whose place is one among epochs.
     """
-    Path(path).write_text(json.dumps({"step": step}), encoding="utf-8")
+    written = {"step": step}
+    if steps_per_epoch is not None:
+        written["steps_per_epoch"] = steps_per_epoch
+    Path(path).write_text(json.dumps(written), encoding="utf-8")
 
 
-def read_step(path: str | Path, kept: str, setting: str) -> int:
+def read_step(
+    path: str | Path, kept: str, setting: str, steps_per_epoch: int | None = None
+) -> int:
     """Read what ``write_step`` wrote.
 
     Parameters
@@ -92,6 +99,9 @@ def read_step(path: str | Path, kept: str, setting: str) -> int:
         A file of a checkpoint.
     kept, setting : str
         Whose step it is, and the setting that gives that object, for the error.
+    steps_per_epoch : int or None
+        Steps of an epoch now. Where there were others, as of another batch, the place
+        among the epochs is kept.
 
     Returns
     -------
@@ -110,7 +120,9 @@ def read_step(path: str | Path, kept: str, setting: str) -> int:
     7
     """
     try:
-        return int(json.loads(Path(path).read_text(encoding="utf-8"))["step"])
+        written = json.loads(Path(path).read_text(encoding="utf-8"))
+        step, then = int(written["step"]), written.get("steps_per_epoch")
+        return step * steps_per_epoch // then if then and steps_per_epoch else step
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path} does not hold the {kept}. Resume with the {setting} that wrote it, "

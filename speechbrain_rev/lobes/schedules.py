@@ -214,10 +214,11 @@ class SpeakerSchedule:
 
     @mark_as_saver
     def _save(self, path: str | Path) -> None:
-        write_step(path, self.step)
+        write_step(path, self.step, self.steps_per_epoch)
 
     @mark_as_loader
     def _load(self, path: str | Path, end_of_epoch: bool) -> None:
         del end_of_epoch
-        self.step = read_step(path, "position of a SpeakerSchedule", "lr_annealing")
+        kept = "position of a SpeakerSchedule"
+        self.step = read_step(path, kept, "lr_annealing", self.steps_per_epoch)
         self._apply_margin()

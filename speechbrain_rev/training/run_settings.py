@@ -138,9 +138,13 @@ def goes_on_otherwise(settings: Mapping[str, Any]) -> str:
     changes = _changes(settings)
     if not changes:
         return ""
+    follows = (
+        " The learning rate follows batch_size; to keep it, divide lr and final_lr by as "
+        "much."
+    )
     return (
         f"The run in {settings['output_folder']} goes on with other settings than it began "
-        f"with: {'; '.join(changes)}."
+        f"with: {'; '.join(changes)}.{follows * any(c.startswith('batch_size:') for c in changes)}"
     )
 
 

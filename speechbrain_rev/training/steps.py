@@ -148,6 +148,8 @@ class CheckedSteps(sb.Brain):
     mean_loss: float = math.nan
     #: Steps of the loader since the last one of the optimizer, from 1.
     pending: tuple[int, ...] = ()
+    #: Steps of the epoch that the checkpoint had seen.
+    recovered_step: int = 0
     #: Losses of their batches.
     losses: tuple[Tensor, ...] = ()
     #: Buffers of modules and their copies of before these steps.
@@ -170,7 +172,8 @@ class CheckedSteps(sb.Brain):
         """Build, recover, and drop lines about steps that are taken again."""
         super().on_fit_start()
         if self.checkpointer is not None and not self.debug:
-            position = self.hparams.epoch_counter.current + 1, self.step
+            # Of lines about these steps, which the checkpoint counted in its own batches.
+            position = self.hparams.epoch_counter.current + 1, self.recovered_step
             for name in (SKIPPED, UNREAD):
                 path = Path(self.hparams.output_folder, name)
                 run_on_main(drop_later_lines, args=[path, position])
@@ -343,14 +346,19 @@ class CheckedSteps(sb.Brain):
         super()._save(path)
         self.tally.read(self.modules.embedding_model)
         with open(path, "a", encoding="utf-8") as file:
-            yaml.safe_dump({"tally": vars(self.tally)}, file)
+            size = self.train_sampler.batch_size
+            yaml.safe_dump({"tally": vars(self.tally), "batch_size": size}, file)
 
     @mark_as_loader
     def _recover(self, path: str | Path, end_of_epoch: bool) -> None:
         super()._recover(path, end_of_epoch)
-        self.tally = Tally(**yaml.safe_load(Path(path).read_text())["tally"])
+        saved = yaml.safe_load(Path(path).read_text())
+        self.tally = Tally(**saved["tally"])
         if end_of_epoch:
             self.step, self.avg_train_loss = 0, 0.0
+        self.recovered_step, now = self.step, self.train_sampler.batch_size
+        # At another batch the epoch goes on after as many utterances.
+        self.step = self.step * saved.get("batch_size", now) // now
 
 
 def drop_later_lines(path: Path, position: tuple[int, int]) -> None:

@@ -115,6 +115,7 @@ def test_a_run_that_goes_on_with_other_settings_lists_them(again):
     assert "goes on with other settings than it began with: " in printed
     assert "number_of_epochs: was 1, is 2" in printed
     assert "lr: was 0.1, is 0.5" in printed
+    assert "follows batch_size" not in printed
     assert "goes on with other" not in again("--debug", number_of_epochs=2, lr=0.5)
 
 

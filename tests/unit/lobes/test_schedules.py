@@ -6,6 +6,7 @@ import pytest
 import torch
 from speechbrain.nnet.losses import AdditiveAngularMargin, LogSoftmaxWrapper
 
+from speechbrain_rev.data.seeding import write_step
 from speechbrain_rev.lobes.classifier import AAMSoftmax
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
 
@@ -67,6 +68,20 @@ def test_each_step_gets_its_rate_before_it_is_taken_and_its_margin_before_its_lo
         scheduled.on_batch_end(optimizer)
         assert optimizer.param_groups[0]["lr"] == scheduled.learning_rate(step)
     assert scheduled(1) == (scheduled.learning_rate(99), scheduled.learning_rate(100))
+
+
+def test_a_schedule_keeps_its_place_among_epochs_of_another_length(tmp_path):
+    optimizer, path = any_optimizer(), tmp_path / "schedule.ckpt"
+    saved, loaded = schedule(steps_per_epoch=6), schedule(steps_per_epoch=3)
+    for _ in range(9):
+        saved.on_batch_end(optimizer)
+    saved._save(path)
+    loaded._load(path, end_of_epoch=False)
+    assert loaded.step == 4  # of an epoch and a half
+    # Earlier versions wrote the step alone.
+    write_step(path, 9)
+    loaded._load(path, end_of_epoch=False)
+    assert loaded.step == 9
 
 
 def test_a_loaded_schedule_continues_where_the_saved_one_was(tmp_path):

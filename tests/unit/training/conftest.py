@@ -64,7 +64,7 @@ def undrawn(monkeypatch):
 def noise_run(tmp_path):
     """Make the Brain of a run of two epochs with four batches each."""
 
-    def make(kind=NoiseBrain, *, bad=(), **run_opts):
+    def make(kind=NoiseBrain, *, bad=(), batch_size=BATCH, **run_opts):
         torch.manual_seed(0)
         layers = torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3)
         modules = {"embedding_model": torch.nn.Sequential(*layers)}
@@ -90,7 +90,7 @@ def noise_run(tmp_path):
                 tmp_path / "save", recoverables={"counter": counter, **modules}
             ),
         )
-        sampler = EpochBatchSampler(UTTERANCES, BATCH, steps=4, seed=0)
+        sampler = EpochBatchSampler(UTTERANCES, batch_size, seed=0)
         brain.train_set = DataLoader(
             dataset, batch_sampler=sampler, collate_fn=dataset.batch
         )

@@ -155,3 +155,23 @@ def test_a_dry_run_counts_what_is_left_of_a_run_and_drops_no_line(
     left = "for what is left of 2 epochs (1 done, 3 steps of the next), without"
     assert left in capsys.readouterr().out
     assert (tmp_path / "skipped.jsonl").read_text() == later
+
+
+@pytest.mark.parametrize(("batch_size", "steps", "taken"), [(2, 8, 6), (8, 2, 1)])
+def test_at_another_batch_an_epoch_goes_on_after_as_many_utterances(
+    noise_run, tmp_path, batch_size, steps, taken
+):
+    first = noise_run()
+    first.on_fit_start()
+    # Three of four batches of 4 utterances.
+    first.hparams.epoch_counter.current, first.step, first.tally = 1, 3, Tally()
+    first.checkpointer.save_checkpoint(end_of_epoch=False)
+    lines = [f'{{"epoch": 1, "step": {step}}}\n' for step in (3, 4)]
+    (tmp_path / "skipped.jsonl").write_text("".join(lines))
+    brain = noise_run(batch_size=batch_size)
+    brain.on_fit_start()
+    # What is left of a batch is seen again, and nothing is left out.
+    assert len(brain.train_sampler) == steps
+    assert brain.step == taken == 12 // batch_size
+    # Lines of steps are dropped by the checkpoint's count.
+    assert (tmp_path / "skipped.jsonl").read_text() == "".join(lines[:1])
