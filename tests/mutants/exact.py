@@ -97,7 +97,7 @@ EXACT = [
         "5: gradients of what left its range are numbers",
         "return own if validity is None else own.add_(validity.to(own.dtype))",
         "return own",
-        MONITOR_TESTS("outputs_and_gradients_are_nan"),
+        FORMATS_TESTS("layout_of_the_stream"),
     ),
     BUFFERS_CODE(
         "5: running statistics keep what left its range",
