@@ -226,7 +226,7 @@ def _other_rows(row: Architecture, training: Training, step: Step) -> list[Alter
         frames, other = shorter_frames(asked, row), other_encoder(asked, row)
         if frames is not None:
             remedies.append(Alternative(f"--frames={frames}"))
-        if other is not None:
+        if other not in (None, row.name):
             remedies.append(Alternative(f"another encoder, for instance {other}"))
     if training.optimizer_bits == 32:
         remedies.append(Alternative("--optimizer_bits=8"))

@@ -340,7 +340,7 @@ class _ConvolveStream(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.geometry, ctx.flags = geometry, Flags.now({x.device})
         ctx.save_for_backward(x, weight)
-        after = tangent_of(x, tangent.dtype)
+        after = tangent.detach()
         if not tangent.requires_grad:
             ctx.mark_non_differentiable(after)
         return geometry.convolve(x, weight), after
@@ -578,11 +578,10 @@ class _ReadConvolved(torch.autograd.Function):
         wanted = ctx.needs_input_grad[8:]
         sums = [WeightGradient(w, n) for w, n in zip(weights, wanted, strict=True)]
         of_x = ctx.needs_input_grad[5] or ctx.needs_input_grad[7]
-        marked = [_marked(weight, ctx.validity) for weight in weights]
 
         def gradient(x: Tensor, part: slice) -> Tensor | None:
             total: Tensor | None = None
-            ends = zip(ctx.geometries, grads, marked, sums, strict=True)
+            ends = zip(ctx.geometries, grads, weights, sums, strict=True)
             for geometry, grad, weight, own in ends:
                 if grad is not None:
                     of_part, of_weight = geometry.gradients(
@@ -599,6 +598,10 @@ class _ReadConvolved(torch.autograd.Function):
                 halves = _differentiable(ctx, streams, gradient)
             else:
                 halves = _part_by_part(ctx, streams, gradient, of_x)
+        if ctx.validity is not None and of_x:
+            validity = ctx.validity.to(tangent1.dtype)
+            add = torch.add if torch.is_grad_enabled() else Tensor.add_
+            halves = [add(half, validity) for half in halves]
         return (
             None, None, None, None, None, halves[0], None, halves[1],
             *(own.value for own in sums),

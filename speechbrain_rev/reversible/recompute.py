@@ -186,41 +186,6 @@ def _refuse_other_leaves(
                 nodes.append(following)
 
 
-class Total:
-    """A stream's own gradient, to which what residual functions hand down is added."""
-
-    def __init__(self, given: Tensor | None, in_place: bool) -> None:
-        #: None as long as nobody handed anything down.
-        self.value, self._in_place = given, in_place
-
-    def filled(self, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """Give the value, zeros at first, to who adds to it in its place."""
-        if self.value is None:
-            self.value = torch.zeros_like(like, dtype=dtype)
-        return self.value
-
-    def add(self, slope: Tensor | None) -> None:
-        """Add what a residual function hands down, if it hands down anything."""
-        if slope is None:
-            return
-        if self.value is None:
-            wide = torch.promote_types(slope.dtype, torch.float32)
-            self.value = slope.to(wide, copy=True)
-            return
-        self.value = self.value.add_(slope) if self._in_place else self.value + slope
-
-    def handed_to(self, tangent: Tensor) -> list[Root]:
-        """Give the value to who adds to it in its place and hands it back."""
-        value = self.value
-        if value is None:
-            return []
-        return [Root(tangent, value if self._in_place else value.clone())]
-
-    def replace(self, total: Tensor | None) -> None:
-        """Take what is handed back."""
-        self.value = self.value if total is None else total
-
-
 _NO_DOUBLE_BACKWARD = (
     "Activations that were not stored cannot be differentiated twice "
     "(create_graph=True was asked for). Use mode='store' for this network."

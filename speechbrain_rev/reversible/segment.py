@@ -43,7 +43,6 @@ from speechbrain_rev.reversible.recompute import (
     Gradients,
     Parameters,
     Root,
-    Total,
     graph_is_kept,
     refuse_double_backward,
 )
@@ -391,6 +390,41 @@ def pieces_of(f: nn.Module, chunk: int | None) -> Sequence[nn.Module]:
     return f.pieces(chunk)  # type: ignore[operator]
 
 
+class _Total:
+    """A stream's own gradient, to which what residual functions hand down is added."""
+
+    def __init__(self, given: Tensor | None, in_place: bool) -> None:
+        #: None as long as nobody handed anything down.
+        self.value, self._in_place = given, in_place
+
+    def filled(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Give the value, zeros at first, to who adds to it in its place."""
+        if self.value is None:
+            self.value = torch.zeros_like(like, dtype=dtype)
+        return self.value
+
+    def add(self, slope: Tensor | None) -> None:
+        """Add what a residual function hands down, if it hands down anything."""
+        if slope is None:
+            return
+        if self.value is None:
+            wide = torch.promote_types(slope.dtype, torch.float32)
+            self.value = slope.to(wide, copy=True)
+            return
+        self.value = self.value.add_(slope) if self._in_place else self.value + slope
+
+    def handed_to(self, tangent: Tensor) -> list[Root]:
+        """Give the value to who adds to it in its place and hands it back."""
+        value = self.value
+        if value is None:
+            return []
+        return [Root(tangent, value if self._in_place else value.clone())]
+
+    def replace(self, total: Tensor | None) -> None:
+        """Take what is handed back."""
+        self.value = self.value if total is None else total
+
+
 class _Reconstruct(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -495,7 +529,7 @@ class _Reconstruct(torch.autograd.Function):
                 weights.compare([tensors[i] for i in places.values()])
         gradients = Gradients(ctx.parameters, tensors)
         kept, changed = y1, y2
-        of_kept, of_changed = Total(grad1, ctx.in_place), Total(grad2, ctx.in_place)
+        of_kept, of_changed = _Total(grad1, ctx.in_place), _Total(grad2, ctx.in_place)
         runs = enumerate(reversed(ctx.recordings))
         # Reconstructed in reverse order: G sees the y1 that it saw in the forward.
         for i, half in reversed(list(enumerate(ctx.halves))):

@@ -71,7 +71,7 @@ CHUNKS = [
         "if False:",
         STREAMS_TESTS("without_gradient"),
     ),
-    RECOMPUTE_CODE(
+    SEGMENT_CODE(
         "11: pieces add to a gradient that a hook kept",
         "value if self._in_place else value.clone()",
         "value",
@@ -85,8 +85,8 @@ CHUNKS = [
     ),
     CONVOLUTION_CODE(
         "5: gradients of what was read in parts are numbers",
-        "marked = [_marked(weight, ctx.validity) for weight in weights]",
-        "marked = weights",
+        "        if ctx.validity is not None and of_x:",
+        "        if False:",
         STREAMS_TESTS("left_their_range"),
     ),
     CONVOLUTION_CODE(
