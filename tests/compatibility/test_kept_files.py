@@ -358,12 +358,12 @@ def _allow_larger_chunks(own, before, counts=False):
             before[key] = value
 
 
-#: What a plan's modes decide, and a stage's chunk.
+#: What a plan's modes decide, and a stage's chunk. Its 8-bit states were all in the first stage.
 OF_THE_MODES = [
     ("counted", "step_peak_bytes"), ("predicted", "step_peak_bytes"),
     ("computed", "needed_bytes"),
 ]  # fmt: skip
-OF_A_STAGE = ("held_bytes", "working_bytes", "peak_bytes")
+OF_A_STAGE = ("held_bytes", "working_bytes", "peak_bytes", "optimizer_states_bytes")
 #: Figures of which more are better.
 MORE = {
     "largest_batch", "largest_batch_by_mode", "max_batch", "max_batch_recomputed", "compared_max_batch", "ratio",
