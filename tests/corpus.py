@@ -17,9 +17,10 @@ def write_corpus(
     utterances: int = 2,
     seconds: float = 0.8,
     suffix: str = ".wav",
+    seed: int = 0,
 ) -> Path:
     """Write wav/<speaker>/<session>/<utterance> and return the folder."""
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(seed)
     for speaker in range(speakers):
         voice = draw.uniform(80, 300), draw.uniform(400, 3000)
         for session in range(sessions):

@@ -80,7 +80,9 @@ def test_a_list_of_absolute_names_trains_is_validated_and_scored(train, data, tm
 
 @pytest.mark.slow
 def test_two_corpora_train_as_one(train, data, tmp_path):
-    both = [str(data), str(as_shards(rows_of(data), tmp_path / "shards"))]
+    # Of other voices: what is of two speakers would be refused.
+    other = write_corpus(tmp_path / "other", seed=1)
+    both = [str(data), str(as_shards(rows_of(other), tmp_path / "shards"))]
     run = tmp_path / "run"
     train.main(arguments(f"[{', '.join(both)}]", run, **FEW_STEPS))
     assert len(read_manifest(run / "save/train.csv").speaker_names) == 12

@@ -99,9 +99,9 @@ def _checked(path: Path) -> torch.Tensor:
     checked = read_checked(path, sample_rate=RATE, whole=True)
     if isinstance(checked, FileProblem):
         raise ValueError(f"{checked.path}: {checked.detail}")
-    assert checked[1] is not None
-    assert checked[0] == len(checked[1])
-    return checked[1]
+    assert checked.wav is not None
+    assert checked.samples == len(checked.wav)
+    return checked.wav
 
 
 def _augmented(path: Path, kind: str) -> torch.Tensor:
