@@ -26,6 +26,7 @@ from speechbrain.utils.run_opts import RunOptions
 from speechbrain_rev.catalog.columns import terminal_width
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.data import GlobalRandomState
+from speechbrain_rev.data.augmentation import check_noise
 from speechbrain_rev.data.dataset import train_loader, valid_loader
 from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.preparation import (
@@ -174,6 +175,7 @@ def main(argv=None):
     refuse_own_folder(settings)
     refuse_other_network(settings)
     check_logger(settings["logger"], settings["wandb_project"])
+    check_noise(settings)
     # Debugging that is persistent leaves checkpoints, which need their settings.
     trial = dry or (run_opts.debug and not run_opts.debug_persistently)
     output, save = Path(settings["output_folder"]), Path(settings["save_folder"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from scipy.fft import next_fast_len
@@ -35,6 +35,32 @@ logger = logging.getLogger(__name__)
 _SNR_OF_FOLDER = {"music": (5.0, 15.0), "speech": (13.0, 20.0), "babble": (13.0, 20.0)}
 # Batches whose labels are checked on a GPU: each check waits for it.
 _LOOKS = (1, 10, 100, 1000)
+
+
+def check_noise(settings: Mapping[str, Any]) -> None:
+    """Refuse folders of noise or room impulse responses that are not there.
+
+    Parameters
+    ----------
+    settings : mapping
+        Of a run; ``noise_folder`` and ``rir_folder`` are looked at.
+
+    Raises
+    ------
+    ValueError
+        If one does not exist.
+
+    Example
+    -------
+    >>> check_noise({"noise_folder": getfixture("tmp_path"), "rir_folder": None})
+    """
+    for option in ("noise_folder", "rir_folder"):
+        folder = settings.get(option)
+        if folder is not None and not os.path.exists(folder):
+            raise ValueError(
+                f"{option} is {folder}, which does not exist. Give a folder of audio or a "
+                f"list of files, or null for none."
+            )
 
 
 @register_checkpoint_hooks
@@ -146,14 +172,22 @@ class SpeakerAugment:
     @cached_property
     def noise_files(self) -> list[Path]:
         """The files of ``noise_folder``."""
-        root = self.noise_root
-        return [] if root is None else noise_files(root, aside=self.aside)
+        return self._listed("noise_folder", self.noise_root)
 
     @cached_property
     def rir_files(self) -> list[Path]:
         """The files of ``rir_folder``."""
-        root = self.rir_root
-        return [] if root is None else noise_files(root, aside=self.aside)
+        return self._listed("rir_folder", self.rir_root)
+
+    def _listed(self, option: str, folder: str | Path | None) -> list[Path]:
+        """List the files of an option's folder."""
+        check_noise({option: folder})
+        if folder is None:
+            return []
+        try:
+            return noise_files(folder, aside=self.aside)
+        except ValueError as error:
+            raise ValueError(f"{option}: {error}") from error
 
     @property
     def samples_needed(self) -> int:

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, TypeVar
@@ -26,7 +27,7 @@ from .reading import MIX, AudioInfo, audio_info, check_channel, read_audio
 from .segments import find_segment
 
 #: How many files threads are ahead at most.
-AHEAD = 256
+AHEAD = 1024
 #: An utterance of which no sample is above this is silent: 6 steps of a 16-bit sample.
 SILENCE = 2e-4
 #: What is done to audio when it is read.
@@ -347,7 +348,11 @@ def _read_bytes(path: str, begin: int, count: int) -> bytes:
 
 
 def read_ahead(
-    read: Callable[[Item], Result], items: Iterable[Item], *, ahead: int = AHEAD
+    read: Callable[[Item], Result],
+    items: Iterable[Item],
+    *,
+    ahead: int = AHEAD,
+    together: int = 32,
 ) -> Iterator[Result]:
     """Read files by several threads, a bounded number ahead of the caller.
 
@@ -358,7 +363,9 @@ def read_ahead(
     items : iterable
         Of a million, tasks for all at once would take gigabytes.
     ahead : int
-        How many are read or waiting at most.
+        How many are read or waiting at most, but for those of one task.
+    together : int
+        How many are one task of a thread, which costs as much as a header from memory.
 
     Yields
     ------
@@ -370,14 +377,19 @@ def read_ahead(
     >>> list(read_ahead(str.upper, "abc", ahead=2))
     ['A', 'B', 'C']
     """
-    waiting: deque[Future[Result]] = deque()
+
+    def task(some: Sequence[Item]) -> list[Result]:
+        return [read(item) for item in some]
+
+    waiting: deque[Future[list[Result]]] = deque()
+    left = iter(items)
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
-        for item in items:
-            waiting.append(pool.submit(read, item))
-            if len(waiting) == ahead:
-                yield waiting.popleft().result()
+        while some := list(islice(left, together)):
+            waiting.append(pool.submit(task, some))
+            if len(waiting) * together >= ahead:
+                yield from waiting.popleft().result()
         while waiting:
-            yield waiting.popleft().result()
+            yield from waiting.popleft().result()
 
 
 def problem_table(problems: Sequence[FileProblem], files: int) -> str:

@@ -224,7 +224,8 @@ def convert_checkpoint(
     From 8 to 32 bits each value becomes exactly what its code stands for. From 32 to 8
     bits it becomes the nearest code, off by at most 0.0071 of its
     block's largest magnitude (momentum, first moment) or 0.0036 (second moment, whose
-    code is none of zero), as after each step at 8 bits. States that have the right form
+    code is none of zero), as after each step at 8 bits. From 8 to 32 bits and back, with
+    the same ``block``, it gets its code again. States that have the right form
     already keep their bits, so that checkpoints with another ``keep_32bit`` can be
     converted too.
 

@@ -31,7 +31,7 @@ _PIECE = 2**18
 
 
 def quantise(
-    x: torch.Tensor, *, block_size: int, signed: bool
+    x: torch.Tensor, *, block_size: int, signed: bool, keep_lowest: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Store values as 8-bit codes and a scale for each block.
 
@@ -43,6 +43,10 @@ def quantise(
         Values to a block, at least 1. The last block holds what is left.
     signed : bool
         Which values the codes stand for, see :func:`dynamic_tree`.
+    keep_lowest : bool
+        Whether a block whose largest magnitude is negative gets a scale that keeps it. Its
+        code stands for -0.993, so that with the usual scale it shrinks each time. Values
+        that were read back then get their codes again.
 
     Returns
     -------
@@ -78,7 +82,8 @@ def quantise(
             f"x holds {flat.min():g}, but codes without a sign start at 0. Give signed="
             f"True, or values that are not negative."
         )
-    codes, absmax = _encode(flat, map_of(signed, x.device), block_size)
+    tree = map_of(signed, x.device)
+    codes, absmax = _encode(flat, tree, block_size, keep_lowest=keep_lowest and signed)
     return codes.view(x.shape), absmax
 
 
@@ -298,10 +303,14 @@ def _decode(codes: Tensor, absmax: Tensor, tree: Map, block_size: int) -> Tensor
     return _blocks(values, block_size).mul_(absmax[:, None]).view(-1)[: len(codes)]
 
 
-def _encode(x: Tensor, tree: Map, block_size: int) -> tuple[Tensor, Tensor]:
+def _encode(
+    x: Tensor, tree: Map, block_size: int, *, keep_lowest: bool = False
+) -> tuple[Tensor, Tensor]:
     """Store values, [values], as codes, [values], and scales, [blocks]."""
     blocks = _blocks(x, block_size)
     absmax = torch.linalg.vector_norm(blocks, math.inf, dim=1)
+    if keep_lowest:
+        absmax = absmax.maximum(blocks.amin(dim=1) / tree.values[0])
     absmax.masked_fill_(absmax.isinf(), math.nan)
     # Zeros may be divided by anything but zero.
     scales = absmax.masked_fill(absmax == 0, 1.0)

@@ -105,7 +105,10 @@ class Arena:
                     values = torch.cat([part.reshape(-1) for part in parts])
                     if pack.block is not None:
                         values, absmax = quantise(
-                            values, block_size=pack.block, signed=i == 0
+                            values,
+                            block_size=pack.block,
+                            signed=i == 0,
+                            keep_lowest=True,
                         )
                         # As after a step, no second moment is lost.
                         values.clamp_(min=i)

@@ -211,6 +211,8 @@ def test_settings_that_cannot_work_are_refused_by_name(
     [
         ({"data_folder": "nowhere"}, "data folder nowhere does not exist"),
         ({"train_list": "nowhere.txt"}, "list nowhere.txt does not exist"),
+        ({"noise_folder": "nowhere"}, "noise_folder is nowhere, which does not exist"),
+        ({"rir_folder": "nowhere"}, "rir_folder is nowhere, which does not exist"),
     ],
 )
 def test_data_that_are_not_there_are_refused_before_a_folder_is_made(

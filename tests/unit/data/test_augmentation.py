@@ -272,7 +272,9 @@ class TestFolders:
         augment = augmenter(augment_prob=probability, **folders)
         uses = (augment.in_words, lambda: apply(augment, speech()))
         for use in uses:
-            with pytest.raises(ValueError, match=r"no folder .*later"):
+            with pytest.raises(
+                ValueError, match=rf"{folder} is .*later, which does not"
+            ):
                 use()
         write_noise(tmp_path / "later")
         for use in uses:

@@ -8,6 +8,7 @@ from speechbrain.utils.checkpoints import Checkpointer
 
 from speechbrain_rev.optim import build_optimizer, convert_checkpoint
 from speechbrain_rev.optim.checkpoint import STATES_OF_TORCH, WRAPPED
+from speechbrain_rev.optim.map import dynamic_tree
 from tests.unit.optim.steps import (
     NAMES,
     assert_identical,
@@ -19,8 +20,9 @@ from tests.unit.optim.steps import (
     step,
 )
 
-#: Half the widest step between codes, in [0.1, 1]; float32 rounds quotients and products.
-HALF_STEP = {1: 0.45 / 64 + 2 * 2**-24, 2: 0.45 / 128 + 2 * 2**-24}
+#: Half the widest step between codes, in [0.1, 1], over the largest magnitude, whose code
+#: stands for at least 127.1 / 128; float32 rounds quotients and products.
+HALF_STEP = {1: 0.45 / 64 / (127.1 / 128) + 2 * 2**-24, 2: 0.45 / 128 + 2 * 2**-24}
 MALFORMED = "is not what state_dict() of an optimizer returned"
 FOREIGN = "not written by an optimizer of speechbrain_rev"
 each_way = pytest.mark.parametrize(("old_bits", "new_bits"), [(8, 32), (32, 8)])
@@ -207,9 +209,27 @@ def test_what_was_converted_has_the_values_and_the_form_of_the_optimizers_own(
                 assert torch.equal(moment, decoded(was, number))
             else:
                 largest = by_block(moment).abs().amax(dim=1)
-                assert torch.equal(now[f"absmax{number}"], largest)
+                lowest = by_block(moment).amin(dim=1)
+                scales = largest.maximum(lowest / dynamic_tree(signed=True)[0])
+                assert torch.equal(now[f"absmax{number}"], scales)
                 error = by_block(decoded(now, number) - moment).abs()
                 assert (error / largest[:, None]).max() <= HALF_STEP[number]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_from_8_to_32_bits_and_back_nothing_shrinks(name):
+    old = optimizer_of(name, 8, steps=3)
+    between, new = optimizer_of(name, 32), optimizer_of(name, 8)
+    between.load_state_dict(convert_checkpoint(old.state_dict(), between))
+    new.load_state_dict(convert_checkpoint(between.state_dict(), new))
+    for was, now in zip(states_of(old), states_of(new), strict=True):
+        assert was.keys() == now.keys()
+        for key in was.keys() - ({"step"} if name == "sgd" else {}):
+            if key.startswith("absmax"):
+                # The scale of a lowest value is a quotient of its product.
+                torch.testing.assert_close(now[key], was[key], rtol=2**-22, atol=0)
+            else:
+                assert_identical(now[key], was[key])
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
