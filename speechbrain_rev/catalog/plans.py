@@ -679,7 +679,8 @@ def plan_for_run(
     plan_file : str or None
         A plan's file, which overrides a budget.
     memory_budget : str or None
-        As ``budget_bytes_of`` takes it. If neither is given, the plan that is kept
+        As ``budget_bytes_of`` takes it. A plan that was kept for another batch, device or
+        code is made anew. If neither is given, the plan that is kept
         is the run's.
     max_gradient_error : float or None
         As ``plan_step`` takes it: a plan that was kept for another one is made anew.
@@ -724,10 +725,13 @@ def plan_for_run(
         given = plan.about.get("plan_file")
         asked = {"memory_budget": memory_budget, **limit}
         same = all(plan.about.get(name) == asked.get(name) for name in _ASKED)
-        if given is None and same:
-            _refuse_other_training(plan, step, kept)
+        others = _differences(plan, step)
+        if given is None and same and not others:
             _refuse_other_channels(plan, step, kept)
             return plan
+        if given is None and same:
+            changed = (_for_another(name, *pair) for name, pair in others.items())
+            say(f"memory plan: {kept} was made {'; '.join(changed)}: planned anew")
     size = budget_bytes_of(memory_budget, step.device)
     say(
         f"memory plan: {memory_budget} is {card_text(size)}; times of blocks on "
@@ -825,8 +829,8 @@ def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, 
 def _refuse_other_training(plan: Plan, step: TrainingStep, path: Path) -> None:
     for name, (then, now) in _differences(plan, step).items():
         raise ValueError(
-            f"{path} was made {_for_another(name, then, now)}. Delete it to plan anew by "
-            f"memory_budget, or give the modes by plan_file: {path}."
+            f"{path} was made {_for_another(name, then, now)}. Give memory_budget to plan "
+            f"anew, or plan_file: {path}, to take its modes as they are."
         )
 
 

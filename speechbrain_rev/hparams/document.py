@@ -378,6 +378,22 @@ def compute(formula: str) -> object:
     return result
 
 
+#: What the command line and other toolkits call a setting of the recipe.
+_ALSO_CALLED = {
+    "batch": "batch_size",
+    "budget": "memory_budget",
+    "card": "memory_budget",
+    "encoder": "arch",
+    "epochs": "number_of_epochs",
+    "frames": "chunk_samples",
+    "learning_rate": "lr",
+    "model": "arch",
+    "out": "output_folder",
+    "segment_seconds": "sentence_len",
+    "workers": "num_workers",
+}
+
+
 def unknown(name: str, known: Iterable[str], prefix: str = "") -> str:
     r"""Return that a key is unknown, and which known one it may have meant.
 
@@ -400,8 +416,12 @@ def nearest(
     --------
     >>> nearest("optimiser_bits", ["optimizer_bits", "lr"])
     ' Did you mean optimizer_bits?'
+    >>> nearest("frames", ["streams", "chunk_samples"])
+    ' Did you mean chunk_samples?'
     """
     known = {key.lower(): prefix + key for key in known}
+    if (ours := _ALSO_CALLED.get(name.lower(), "")) in known:
+        return f" Did you mean {known[ours]}?"
     match = functools.partial(difflib.get_close_matches, name.lower(), known)
     if close := match(n=2, cutoff=0.6):
         return f" Did you mean {' or '.join(known[it] for it in close)}?"

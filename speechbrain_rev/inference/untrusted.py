@@ -72,7 +72,11 @@ def own_file(folder: Path, name: str | Path, *, given: str = _RUN) -> Path:
         If it leads out of the folder or is no regular file.
     """
     if folder.exists() and not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is a file, and no folder. Give {given}.")
+        graph = " A graph is run by onnxruntime or torch.export, not by this package."
+        kind = graph if Path(folder).suffix in (".onnx", ".pt2") else ""
+        raise FileNotFoundError(
+            f"{folder} is a file, and no folder.{kind} Give {given}."
+        )
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. Give {given}.")
     path = folder / name

@@ -62,6 +62,7 @@ def files(tmp_path_factory):
     model = ResNet((1, 1, 1, 1), channels=4, embed_dim=16)
     torch.save(model.state_dict(), place / "avg_model.pt")
     (place / "x.raw").write_bytes(bytes(32000))
+    (place / "model.onnx").write_bytes(b"a graph")
     (place / "bytes.json").write_bytes(b"\xff\xfe")
     speed = json.loads(SPEED.to_json()) | {"about": None}
     (place / "nothing.json").write_text(json.dumps(speed))
@@ -468,6 +469,7 @@ MISTAKES = {
     "calibrate no/speed.json": "SPEED.json no/speed.json cannot be",
     "calibrate speed.json --device=tpu": "takes cpu, cuda, or cuda:N",
     "embed nowhere a.wav": "no folder nowhere",
+    "embed model.onnx a.wav": "no folder. A graph is run by onnxruntime or torch.export",
     "embed run a.wav --out=embeddings.txt": "ends in .npz or .parquet, not embeddings.txt",
     "embed run a.wav --bad-files=drop": "--bad_files goes with --out",
     **{f"{EMBED} {given}": words for given, words in {

@@ -473,11 +473,7 @@ OWN, OTHER = [8, 8, 8, 8], [1, 3, 5, 7]
 @pytest.mark.parametrize(
     ("changed", "channels", "given", "message"),
     [
-        ({"batch": 5}, None, None, r"batch 4, and this is 5\. Delete it"),
-        ({"optimizer_bits": 8}, None, "memory_budget",
-         r"optimizer sgd, 32 bit, and this is sgd"),
-        ({"searches_chunk": False}, OTHER, "memory_budget",
-         r"chunk was chosen by chunk: auto, and here it is set, which makes \[1, 3"),
+        ({"batch": 5}, None, None, r"batch 4, and this is 5\. Give memory_b"),
         ({"searches_chunk": False}, OTHER, "plan_file",
          "chunk: auto, which takes the plan"),
         ({"begun": True}, OWN, "memory_budget",
@@ -495,6 +491,28 @@ def test_a_kept_plan_of_another_run_is_refused(
     values = {"plan_file": first[0], "memory_budget": "1GB"}
     with pytest.raises(ValueError, match=message):
         made(step, first[0], **({given: values[given]} if given else {}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "channels", "words"),
+    [
+        ({"batch": 5}, None, "was made for batch 4, and this is 5: planned anew"),
+        ({"optimizer_bits": 8}, None, "for optimizer sgd, 32 bit, and this is sgd"),
+        ({"searches_chunk": False}, OTHER,
+         "chunk was chosen by chunk: auto, and here it is set, which makes [1, 3"),
+    ],
+)  # fmt: skip
+def test_a_budget_is_planned_anew_for_another_step_and_the_log_has_the_reason(
+    first, kept, changed, channels, words
+):
+    first[1].save(kept)
+    step = step_of(**{"searches_chunk": True} | changed)
+    if channels is not None:
+        step.encoder.set_channels(channels)
+    plan, lines = made(step, kept, memory_budget="1GB")
+    assert lines[0].startswith(f"memory plan: {kept} was made ")
+    assert words in lines[0]
+    assert made(step, kept, memory_budget="1GB") == (plan, [])
 
 
 def test_a_run_that_goes_on_keeps_its_channels(first, kept):

@@ -60,6 +60,7 @@ def test_run_options_pass_unchanged_and_in_order_and_keys_win_over_them():
     ("arguments", "message"),
     [
         ("--lrr=1", "unknown key 'lrr'. Did you mean lr?"),
+        ("--learning_rate=1", "unknown key 'learning_rate'. Did you mean lr?"),
         ("--prec=fp16", "unknown key 'prec'."),
         ("--dryrun", "unknown key 'dryrun'. Did you mean dry_run?"),
         ("--dry_run=true", "--dry_run takes no value"),
