@@ -5,6 +5,7 @@ Torch is imported where it is asked, so that what needs none may import this.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,7 @@ class Gpu:
 #: nearest one for a size that is not listed. A row is all that another GPU takes.
 GPUS = (
     Gpu("RTX 2080 Ti", 11 * GIB, 616e9, 13.4e12),
+    Gpu("GTX 1080 Ti", 11 * GIB, 484e9, 11.3e12),
     Gpu("RTX 3060", 12 * GIB, 360e9, 12.7e12),
     Gpu("RTX 4070", 12 * GIB, 504e9, 29.1e12),
     Gpu("RTX 4080", 16 * GIB, 717e9, 48.7e12),
@@ -74,6 +76,18 @@ def _words(name: str) -> set[str]:
     """List the words of a GPU's name that distinguish it."""
     words = set(re.findall(r"[a-z0-9]+", name.lower()))
     return words - {"nvidia", "geforce", "tesla"}
+
+
+def _spelling(name: str) -> str:
+    """Spell names in one way: NVIDIA GeForce RTX-2080 Ti and 2080ti are one."""
+    letters = re.sub(r"[^a-z0-9]", "", name.lower())
+    return re.sub(r"^(nvidia)?(geforce|tesla|quadro)?([rg]tx)?", "", letters)
+
+
+def _spellings(gpu: Gpu) -> set[str]:
+    """List the spellings of a listed GPU: with its memory and without."""
+    model = re.sub(r" \d+GB$", "", gpu.name)
+    return {_spelling(model), _spelling(f"{model} {gpu.memory_bytes // GIB}GB")}
 
 
 def nearest_gpu(memory_bytes: int, gpus: Sequence[Gpu] = GPUS) -> Gpu:
@@ -129,7 +143,9 @@ def parse_card(text: str) -> Gpu:
     Parameters
     ----------
     text : str
-        A name of ``GPUS``, or a size as ``parse_size`` takes it.
+        A name of ``GPUS``, or a size as ``parse_size`` takes it. Case, spaces, hyphens,
+        NVIDIA, GeForce, RTX and GTX do not matter, nor does a memory that follows from
+        the rest.
 
     Returns
     -------
@@ -147,16 +163,22 @@ def parse_card(text: str) -> Gpu:
     True
     >>> print(parse_card("rtx-3090"), "|", parse_card("24GB"))
     RTX 3090 | RTX 3090, listed nearest to 24 GiB
+    >>> print(parse_card("2080 Ti"), "|", parse_card("NVIDIA H100"))
+    RTX 2080 Ti | H100 80GB
     """
     size = parse_size(text)
     if size is not None:
         return nearest_gpu(size)
-    for gpu in GPUS:
-        if _words(gpu.name) == _words(text):
-            return gpu
-    names = ", ".join(gpu.name for gpu in GPUS)
+    alike = [gpu for gpu in GPUS if _spelling(text) in _spellings(gpu)]
+    if len(alike) == 1:
+        return alike[0]
+    names = {_spelling(gpu.name): gpu.name for gpu in GPUS}
+    close = difflib.get_close_matches(_spelling(text), names, n=2)
+    near = [gpu.name for gpu in alike] or [names[spelling] for spelling in close]
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise ValueError(
-        f"--card takes a GPU's memory as {EXAMPLES}, not {text}; or one of {names}."
+        f"--card takes a GPU's memory as {EXAMPLES}, not {text}; or one of "
+        f"{', '.join(names.values())}.{hint} For any other GPU give its memory."
     )
 
 

@@ -54,6 +54,14 @@ _CHANNELS = (
 )
 
 
+#: What blocks of each mode keep, under the names that tables and plans have.
+_KEEPS = (
+    "What a block keeps for its backward pass: "
+    + "; ".join(f"{mode}: {Mode(mode).spec.keeps}" for mode in PLANNED)
+    + "."
+)
+
+
 class Report(ABC):
     """What a command prints: tables with notes, or the same figures as JSON."""
 
@@ -332,8 +340,12 @@ class PlansReport(Report):
             "published": f'Published: {shown} of "{PAPER}". Not reproduced here.',
             "card": f"{named} {_free(training.card_bytes)}.",
             "plan": f"Plan: the fastest modes with which {training.batch} utterances of "
-            f"{training.frames} frames fit, else the lightest. GiB: all that a step takes, "
-            f"{training.optimizer_bits}-bit states and classifier included. {_CHANNELS}",
+            f"{training.frames} frames in float32 fit, else the lightest. GiB: all that a "
+            f"step takes, {training.optimizer_bits}-bit states and classifier included; "
+            f"missing: by how much the GPU is too small. {_CHANNELS}",
+            "modes": f"{_KEEPS} -: not a mode of this encoder.",
+            "precision": "For bf16 or fp16 let the recipe plan: --precision=bf16 "
+            "--memory_budget=SIZE --dry_run.",
             "how": "Peak counted: the encoder ran with its plan on meta tensors; predicted: "
             f"a shallow one of its kind did (torch {encoder.profile.about['torch']}).",
             "time": f"Estimated: from counts of operations for {encoder.speed}. / stored, "
@@ -348,14 +360,14 @@ class PlansReport(Report):
     def _tables(self) -> Sequence[Table[PlannedEncoder]]:
         training = self.encoders[0].model.training
         published, computed = "published", "computed"
-        plan, time = f"plan for batch {training.batch}", "estimated time"
+        plan = f"plan for batch {training.batch}, float32"
+        time = "estimated time"
         # Elsewhere published batches and numbers of GPUs compare with nothing.
         compares = as_published(training)
 
         def blocks(mode: str, encoder: PlannedEncoder) -> int | None:
-            known = (block.modes for block in encoder.profile.blocks)
-            counts = encoder.mode_counts
-            return counts.get(mode, 0) if any(mode in m for m in known) else None
+            own = encoder.model.planned_modes
+            return encoder.mode_counts.get(mode, 0) if mode in own else None
 
         columns: list[Column[PlannedEncoder]] = [
             Column("", "encoder", "model.row.name", "name", is_words=True),
@@ -370,7 +382,7 @@ class PlansReport(Report):
                    f"published.cards_of_11_gib_for_{TOTAL_BATCH}", importance=2),
             _in_json(lambda e: not e.lacking_bytes, "plan.fits"),
             Column(plan, "GiB", "needed_bytes", "computed.needed_bytes", _gib),
-            Column(plan, "lacks", "lacking_bytes", "computed.lacking_bytes", _size, 9),
+            Column(plan, "missing", "lacking_bytes", "computed.lacking_bytes", _size, 9),
             Column(plan, "peak", _how, "plan.peak", importance=3, is_words=True),
             *_for_modes(plan, blocks, "plan.blocks.{mode}", modes=PLANNED),
             _in_json("modes", "plan.modes"),
@@ -478,6 +490,7 @@ class SweepReport(Report):
             "plan": f"Plan: the fastest with which utterances of {training.frames} frames "
             "in float32 fit. Peak: predicted on meta tensors, "
             f"{training.optimizer_bits}-bit states and classifier included. {_CHANNELS}",
+            "modes": _KEEPS,
             "time": f"{time} With the optimizer's {1e3 * swept.sweep.other_seconds:.3g} ms, "
             "without classifier and reading.",
         }

@@ -158,13 +158,13 @@ def modes_by_stage(modes: Mapping[str, str]) -> list[str]:
     Returns
     -------
     list of str
-        Blocks of a stage by their numbers, others by their names.
+        Blocks of a stage by their numbers; what leads into it is its transition.
 
     Examples
     --------
     >>> blocks = ["stem", "stages.0.entry", "stages.0.chain.0", "stages.0.chain.1"]
     >>> modes_by_stage(dict.fromkeys(blocks[:3], "store") | {blocks[3]: "reconstruct"})
-    ['stem: store', 'stage 1: entry store, blocks 0 store, 1 reconstruct']
+    ['stem: store', 'stage 1: transition store, blocks 0 store, 1 reconstruct']
     """
     stages = itertools.groupby(modes, stage_of)
     return [f"{stage}: {_in_runs(names, modes)}" for stage, names in stages]
@@ -181,7 +181,8 @@ def _in_runs(blocks: Iterable[str], modes: Mapping[str, str]) -> str:
         if counts:
             span, numbered = f"{numbered}{span}", ""
         # A stem has no name beside its stage's.
-        runs.append(mode if span == "stem" else f"{span} {mode}")
+        span = {"stem": "", "entry": "transition "}.get(span, f"{span} ")
+        runs.append(f"{span}{mode}")
     return ", ".join(runs)
 
 
@@ -558,6 +559,11 @@ class ListedEncoder:
         """The modes that the encoder has."""
         own = LOSSLESS if self.row.reversible else WITHOUT_INVERSE
         return tuple(mode.value for mode in own)
+
+    @property
+    def planned_modes(self) -> tuple[str, ...]:
+        """Those that a plan may give its blocks."""
+        return self.modes if self.row.reversible else (*self.modes, Mode.JOIN.value)
 
     def bytes_per_utterance(self, mode: str, frames: int) -> int | None:
         """Bytes that one more utterance takes; None if that was not counted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -168,6 +169,13 @@ def _plan(parsed: argparse.Namespace) -> None:
     report = render.PlansReport(encoders, at_hand)
     draw = partial(pictures.draw_plans, encoders)
     show(report, parsed, draw, f"{len(encoders)} encoders")
+    if parsed.save is not None:
+        # JSON on stdout stays JSON.
+        print(
+            f"{parsed.save}: the plan of {encoders[0].model.row.name}. Train with it: "
+            f"--plan_file={shlex.quote(parsed.save)} --batch_size={parsed.batch}",
+            file=sys.stderr if parsed.json else sys.stdout,
+        )
 
 
 def _sweep(parsed: argparse.Namespace) -> None:

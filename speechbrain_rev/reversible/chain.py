@@ -13,7 +13,11 @@ from torch import Tensor, nn
 
 from speechbrain_rev.compression.activations import ActivationCompression
 from speechbrain_rev.modes import Mode, as_mode, is_lossless
-from speechbrain_rev.reversible.compiled import refuse_compiled
+from speechbrain_rev.reversible.compiled import (
+    NOT_COMPILED,
+    CompileWarning,
+    refuse_compiled,
+)
 from speechbrain_rev.reversible.flags import Flags
 from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_end
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
@@ -256,7 +260,7 @@ class ReversibleChain(nn.Module):
         if torch.compiler.is_compiling():
             # The compiler takes values for constants of the graph: wrong gradients.
             # ``compile_pieces`` compiles what can be.
-            eager = torch.compiler.disable(self.train_step)
+            eager = torch.compiler.disable(self._uncompiled_step)
             return cast(Streams, eager(halves, mask))
         refuse_transforms()
         x2, x1 = halves.pop(), halves.pop()
@@ -279,6 +283,13 @@ class ReversibleChain(nn.Module):
         if before is not None and validity is not None:
             before.restore_where(validity)
         return streams._replace(validity=validity)
+
+    def _uncompiled_step(self, halves: list[Tensor], mask: Tensor | None) -> Streams:
+        """Run the chain where a compiler was to, and warn if nothing of it is compiled."""
+        if self.compiled_with is None:
+            # Python shows the same words once.
+            warnings.warn(NOT_COMPILED, CompileWarning, stacklevel=1)
+        return self.train_step(halves, mask)
 
     def _advance(
         self, entered: list[Streams], mask: Tensor | None, notes: StreamNotes

@@ -28,6 +28,17 @@ BACKENDS = ("inductor", "aot_eager")
 
 M = TypeVar("M", bound=nn.Module)
 
+#: What is warned of where a chain trains in a network that was given to torch.compile.
+NOT_COMPILED = (
+    "torch.compile was given a network with a ReversibleChain. In training the chain runs "
+    "as without torch.compile, and is no faster. Call compile_pieces(network) of "
+    "speechbrain_rev.reversible (the recipe: compile: true), which compiles what can be."
+)
+
+
+class CompileWarning(UserWarning):
+    """A chain trains in a network that was given to torch.compile, and is not compiled."""
+
 
 def compile_pieces(module: M, backend: str | None = "inductor") -> M:
     """Compile normalisations and the adding of residuals, or cease to.

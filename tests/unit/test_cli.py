@@ -397,9 +397,20 @@ def test_a_gpu_s_name_is_its_memory_and_its_speed(printed):
 
 def test_a_plan_is_saved(tmp_path, printed):
     file = tmp_path / "plan.json"
-    printed("plan", *ON_CARD, "--batch=100", f"--save={file}")
+    text = printed("plan", *ON_CARD, "--batch=100", f"--save={file}")
     (expected,) = plan_encoders(on_4_gib(100), names=["resnet34"])
     assert Plan.load(file) == expected.as_plan()
+    last = text.splitlines()[-1]
+    assert last.startswith(f"{file}: the plan of resnet34. ")
+    assert last.endswith(f": --plan_file={file} --batch_size=100")
+
+
+def test_where_a_plan_was_saved_is_no_part_of_json(tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    cli.main(["plan", *ON_CARD, "--batch=16", "--json", f"--save={file}"])
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["training"]["batch"] == 16
+    assert f"--plan_file={file} --batch_size=16" in captured.err
 
 
 def test_memory_of_what_was_planned_and_of_stages_is_shown(printed):

@@ -72,7 +72,15 @@ def test_where_there_is_no_gpu_its_memory_can_be_named(monkeypatch):
         ("70GB", "A100 80GB, listed nearest to 70 GiB", 70),
         ("rtx_2080-ti", "RTX 2080 Ti", 11),
         ("NVIDIA GeForce RTX 4090", "RTX 4090", 24),
+        ("2080 Ti", "RTX 2080 Ti", 11),
+        ("2080ti", "RTX 2080 Ti", 11),
+        ("GTX 1080 Ti", "GTX 1080 Ti", 11),
+        ("geforce gtx1080-ti 11GB", "GTX 1080 Ti", 11),
+        ("A6000", "RTX A6000", 48),
+        ("Tesla T4", "T4", 16),
+        ("NVIDIA H100", "H100 80GB", 80),
         ("A100 40GB", "A100 40GB", 40),
+        ("a100-80gb", "A100 80GB", 80),
     ],
 )
 def test_a_gpu_is_read_by_its_name_or_by_the_nearest_memory(text, shown, gib):
@@ -88,6 +96,22 @@ def test_gpus_are_listed_by_memory_and_what_is_none_of_them_is_refused():
             ValueError, match=r"--card takes .*11GB or .*; or one of RT"
         ):
             parse_card(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("RTX 3090 Ti", "RTX 3090"),
+        ("A100", "A100 40GB or A100 80GB?"),
+        ("RTX 3099", "RTX 3090"),
+    ],
+)
+def test_a_gpu_that_is_not_listed_or_is_two_is_refused_with_near_names(text, near):
+    with pytest.raises(ValueError, match="; or one of ") as error:
+        parse_card(text)
+    hint = str(error.value).partition(" Did you mean ")[2]
+    assert near in hint
+    assert hint.endswith("? For any other GPU give its memory.")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from speechbrain_rev.catalog import ModelsReport, Training, select
 from speechbrain_rev.catalog.columns import NOTE_WIDTH
+from speechbrain_rev.catalog.plans import plan_encoders
 from speechbrain_rev.catalog.render import (
     BreakdownReport,
     PlansReport,
@@ -26,7 +27,7 @@ REPORTS = {
     "models of a GPU": ["encoder", "fits", "store", "recomp.", "reconstr."],
     "models of long utterances": ["encoder", "fits", "store", "recomp.", "reconstr."],
     "plans": ["encoder", "GiB", "store", "recomp.", "reconstr."],
-    "plan that lacks": ["encoder", "GiB", "lacks"],
+    "plan that lacks": ["encoder", "GiB", "missing"],
     "sweep": ["batch", "number"],
     "breakdowns": ["encoder", "", "mode", "GiB", ""],
     "stages": ["encoder", "", "mode", "GiB"],
@@ -126,9 +127,11 @@ def test_json_has_what_was_asked_and_its_parts_make_the_need(reports):
         ("models of a GPU", ["No GPU was tried", "1.88 GiB stay free"]),
         ("models of long utterances", ["fits 24 GiB with 600 frames", "of 17982"]),
         ("plans", ["A GPU of 5 GiB was named; none was tried.", "no clock was read",
-                   "an assumed RTX 2080 Ti, listed nearest to 5 GiB, 6.7 TFLOP/s, 373"]),
-        ("plan that lacks", [" predicted "]),
-        ("sweep", ["best batch 48: ", "the largest batch with a plan is 80",
+                   "an assumed RTX 2080 Ti, listed nearest to 5 GiB, 6.7 TFLOP/s, 373",
+                   "plan for batch 128, float32", "bf16 or fp16 let the recipe plan: --pr",
+                   "join: nothing, as it runs again with the block before"]),
+        ("plan that lacks", [" predicted ", "missing: by how much the GPU is too small"]),
+        ("sweep", ["best batch 48: ", "recompute: its input; join: nothing", "the largest batch with a plan is 80",
                    "batch 1000 does not fit with any plan", "no clock was read"]),
         ("breakdowns", ["resnet34: 8 bit saves 75 % of the optimizer states, 0.8 % of the",
                         "upper bound", "No GPU was tried", "classifier of 17982",
@@ -198,6 +201,15 @@ def test_what_each_block_does_is_listed_for_one_encoder_alone(tight):
         encoder["plan"]["stages"] for encoder in json.loads(both.json())["encoders"]
     ]
     assert plain == [encoder.stages for encoder in tight]
+
+
+def test_a_mode_that_no_block_was_given_is_a_zero_and_one_that_none_can_have_is_none():
+    training = Training(11 * GIB, batch=16, frames=200)
+    planned = plan_encoders(training, names=["resnet34", "revnet57"])
+    reversible, vanilla = json.loads(PlansReport(planned).json())["encoders"]
+    counts = {"store": 17, "reconstruct": None, "recompute": 0, "join": 0}
+    assert vanilla["plan"]["blocks"] == counts
+    assert reversible["plan"]["blocks"] == {**counts, "reconstruct": 0, "join": None}
 
 
 def test_rows_of_a_sweep_that_was_timed_name_what_could_not_be(swept):
