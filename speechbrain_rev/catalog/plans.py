@@ -758,7 +758,10 @@ def in_words(plan: Plan) -> str:
     """
     about = plan.about
     if "plan_file" in about:
-        return f"{plan}; of plan_file {about['plan_file']}"
+        made = ""  # A plan of another network has no batch of utterances.
+        if "batch" in about and "frames" in about:
+            made = f", for its batch of {about['batch']}, {about['frames']} frames each"
+        return f"{plan}{made}; of plan_file {about['plan_file']}"
     budget, staying, reserved = (int(about.get(name, 0)) for name in _SHARES)
     if not staying:
         return str(plan)

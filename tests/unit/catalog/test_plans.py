@@ -442,7 +442,14 @@ def test_a_budget_s_plan_is_kept_and_reports_how_the_budget_is_shared(first):
     assert f"budget 1.000 GiB, {size_text(staying)} of it for weights, gr" in words
     assert f"peaks at {size_text(plan.measured_bytes)} counted" in words
     assert words.endswith(f"remaining {size_text(plan.budget_bytes)}")
-    assert in_words(plan.with_about(plan_file="p.json")).endswith("of plan_file p.json")
+
+
+def test_peaks_of_a_plan_file_are_for_the_batch_that_it_names(first):
+    plan = first[1].with_about(plan_file="p.json", batch="128", frames="200")
+    made = "for its batch of 128, 200 frames each; of plan_file p.json"
+    assert in_words(plan) == f"{plan}, {made}"
+    elsewhere = dataclasses.replace(plan, about={"plan_file": "p.json"})
+    assert in_words(elsewhere) == f"{plan}; of plan_file p.json"
 
 
 def test_a_plan_of_a_budget_in_other_gigabytes_is_the_run_s(first, kept):
