@@ -25,7 +25,7 @@ import soundfile
 
 from speechbrain_rev.whole_files import open_regular
 
-from .shards import OpenMember, find_member
+from .shards import FilePart, find_member
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,8 @@ def open_bytes(path: str | Path) -> BinaryIO:
         tar, member = inside
         if member is None:
             raise FileNotFoundError(f"{tar} has no member of this name")
-        return cast(BinaryIO, OpenMember(tar, member))
+        name, begin, size = f"{tar}/{member.name}", member.begin, member.size
+        return cast(BinaryIO, FilePart(open_regular(tar), begin, size, name=name))
     return open_regular(path)
 
 
@@ -169,8 +170,8 @@ def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
         if samples is not None and (
             samples.instead or (samples.runs_on and end < file_bytes)
         ):
-            last = min(end, file_bytes)
-            source = _Repaired(file, last, samples.place, samples.instead)
+            size, place = min(end, file_bytes), samples.place
+            source = FilePart(file, 0, size, place=place, instead=samples.instead)
         file.seek(0)
         audio = files.enter_context(_Sound(source))
         if audio.format not in FORMATS:
@@ -189,7 +190,7 @@ def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
 
 def _source(path: str | Path, file: BinaryIO) -> Any:
     """Give what libsndfile opens: a path, which it reads faster, unless it is in a tar."""
-    return file if isinstance(file, OpenMember) else str(path)
+    return file if isinstance(file, FilePart) else str(path)
 
 
 def report_cut(path: str | Path, audio: soundfile.SoundFile, count: int) -> None:
@@ -226,34 +227,6 @@ def report_cut(path: str | Path, audio: soundfile.SoundFile, count: int) -> None
             )
     elif count < audio.frames:
         raise ValueError(missing)
-
-
-class _Repaired(io.RawIOBase):
-    """A file for libsndfile: with another end, and with other bytes in one place."""
-
-    def __init__(self, file: BinaryIO, end: int, place: int, instead: bytes) -> None:
-        self._file, self._end = file, end
-        self._place, self._instead = place, instead
-
-    def readinto(self, buffer: Any) -> int:
-        begin = self.tell()
-        content = self._file.read(min(len(buffer), max(0, self._end - begin)))
-        into = memoryview(buffer)[: len(content)]
-        into[:] = content
-        first = max(begin, self._place)
-        last = min(begin + len(into), self._place + len(self._instead))
-        if first < last:
-            other = self._instead[first - self._place : last - self._place]
-            into[first - begin : last - begin] = other
-        return len(into)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        if whence == 2:
-            offset, whence = self._end + offset, 0
-        return self._file.seek(offset, whence)
 
 
 class _Sound(soundfile.SoundFile):  # type: ignore[misc]

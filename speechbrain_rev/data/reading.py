@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,12 +78,10 @@ class AudioInfo:
 class _Opened(Protocol):
     """Audio that is open, at its own rate and with all its channels."""
 
-    @property
-    def sample_rate(self) -> int: ...
-    @property
-    def channels(self) -> int: ...
-    @property
-    def lossy(self) -> bool: ...
+    sample_rate: int
+    channels: int
+    lossy: bool
+
     def length(self, *, estimate: bool) -> int:
         """Give its samples per channel, of lossy audio perhaps what its header says."""
 
@@ -90,25 +89,14 @@ class _Opened(Protocol):
         """Give a range, [samples, channels], which ends where the audio does."""
 
 
-@dataclass
 class _OfSoundfile:
     """A file of libsndfile."""
 
-    path: str | Path
-    audio: soundfile.SoundFile
-    _place: int = 0
-
-    @property
-    def sample_rate(self) -> int:
-        return int(self.audio.samplerate)
-
-    @property
-    def channels(self) -> int:
-        return int(self.audio.channels)
-
-    @property
-    def lossy(self) -> bool:
-        return not self.audio.seekable()
+    def __init__(self, path: str | Path, audio: soundfile.SoundFile) -> None:
+        self.path, self.audio = path, audio
+        self.sample_rate, self.channels = int(audio.samplerate), int(audio.channels)
+        self.lossy = not audio.seekable()
+        self._place = 0
 
     def length(self, *, estimate: bool) -> int:
         if self.lossy and estimate:
@@ -184,41 +172,28 @@ class _OfM4a:
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
         assert start >= self._place, "it is read forward"
-        parts, wanted = [self._left], start - self._place
-        left = len(self._left)
-        wanted_end = None if samples is None else wanted + samples
-        for block in (
-            () if wanted_end is not None and left >= wanted_end else self._blocks
-        ):
-            if left <= wanted:
+        parts, begin, end = [self._left], self._place, self._place + len(self._left)
+        wanted_end = math.inf if samples is None else start + samples
+        while end < wanted_end and (block := next(self._blocks, None)) is not None:
+            if end <= start:
                 # Nothing before is wanted: held no longer.
-                self._place += left
-                wanted -= left
-                wanted_end = None if wanted_end is None else wanted_end - left
-                parts, left = [], 0
+                parts, begin = [], end
             parts.append(block)
-            left += len(block)
-            if wanted_end is not None and left >= wanted_end:
-                break
-        whole = np.concatenate(parts) if parts else self._left[:0]
-        values = whole[wanted:wanted_end]
-        used = min(len(whole), wanted + len(values))
-        self._place, self._left = self._place + used, whole[used:]
+            end += len(block)
+        whole = np.concatenate(parts)
+        values = whole[start - begin :][:samples]
+        used = min(len(whole), start - begin + len(values))
+        self._place, self._left = begin + used, whole[used:]
         return values
 
 
-@dataclass(frozen=True)
 class _OfPacked:
     """A file of a packed folder."""
 
-    packed: PackedAudio
-    name: str
-    channels = 1
-    lossy = False
+    channels, lossy = 1, False
 
-    @property
-    def sample_rate(self) -> int:
-        return self.packed.sample_rate
+    def __init__(self, packed: PackedAudio, name: str) -> None:
+        self.packed, self.name, self.sample_rate = packed, name, packed.sample_rate
 
     def length(self, *, estimate: bool) -> int:
         return self.packed.length(self.name)
@@ -227,24 +202,13 @@ class _OfPacked:
         return self.packed.read(self.name, start, samples)[:, None]
 
 
-@dataclass(frozen=True)
 class _OfSegment:
     """A part of another file."""
 
-    whole: _Opened
-    segment: Segment
-
-    @property
-    def sample_rate(self) -> int:
-        return self.whole.sample_rate
-
-    @property
-    def channels(self) -> int:
-        return self.whole.channels if self.segment.channel is None else 1
-
-    @property
-    def lossy(self) -> bool:
-        return self.whole.lossy
+    def __init__(self, whole: _Opened, segment: Segment) -> None:
+        self.whole, self.segment = whole, segment
+        self.sample_rate, self.lossy = whole.sample_rate, whole.lossy
+        self.channels = whole.channels if segment.channel is None else 1
 
     def length(self, *, estimate: bool) -> int:
         recording, start, samples, channel = self.segment
@@ -359,7 +323,11 @@ def read_audio(
     """
     with _opened(path) as audio:
         if audio.sample_rate != sample_rate and not resample:
-            raise ValueError(_other_rate(path, audio.sample_rate, sample_rate))
+            raise ValueError(
+                f"{path} has {audio.sample_rate} samples per second, but {sample_rate} are "
+                "expected. Set resample to true, convert the files (for example: sox IN -r "
+                f"{sample_rate} OUT), or set sample_rate to what the files have."
+            )
         check_channel(path, audio.channels, channel)
         if isinstance(audio, _OfPacked) and audio.sample_rate == sample_rate:
             # What training reads most of is put where it belongs at once.
@@ -509,14 +477,6 @@ def _opened(path: str | Path) -> Iterator[_Opened]:
                 yield _OfSoundfile(path, audio)
     except _REFUSALS as error:
         raise _unreadable(path, error) from error
-
-
-def _other_rate(path: str | Path, rate: int, expected: int) -> str:
-    return (
-        f"{path} has {rate} samples per second, but {expected} are expected. Set resample "
-        f"to true, convert the files (for example: sox IN -r {expected} OUT), or set "
-        "sample_rate to what the files have."
-    )
 
 
 def _unreadable(path: str | Path, error: Exception) -> ValueError:

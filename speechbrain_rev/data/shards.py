@@ -262,43 +262,70 @@ def stamp_of(path: str | Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-class OpenMember(io.FileIO):
-    """A member of a tar as a file of its own, to be read.
+class FilePart(io.RawIOBase):
+    """A part of a file as a file of its own, to be read, with other bytes in one place.
 
     Parameters
     ----------
-    tar : str
-        The tar.
-    member : Member
-        Of it.
+    file : binary file
+        The whole; it is closed with its part.
+    begin, size : int
+        Where the part begins in it, and its bytes.
+    name : str
+        What the part is called in errors.
+    place : int
+        Where other bytes are read than there are, counted from the part's beginning.
+    instead : bytes
+        These.
     """
 
-    def __init__(self, tar: str, member: Member) -> None:
-        super().__init__(tar)
-        self.name = f"{tar}/{member.name}"
-        self._begin, self._size = member.begin, member.size
+    def __init__(
+        self,
+        file: BinaryIO,
+        begin: int,
+        size: int,
+        *,
+        name: str = "",
+        place: int = 0,
+        instead: bytes = b"",
+    ) -> None:
+        self.name = name
+        self._file, self._begin, self._size = file, begin, size
+        self._place, self._instead = place, instead
         self.seek(0)
 
-    def readinto(self, buffer: Any) -> int:
-        """Read into a buffer, to the end of the member at most."""
-        into = memoryview(buffer)[: max(0, self._size - self.tell())]
-        return super().readinto(into) or 0
+    def readable(self) -> bool:
+        """Return that it can be read."""
+        return True
 
-    def read(self, size: int | None = -1) -> bytes:
-        """Read so many bytes, to the end of the member at most."""
-        left = max(0, self._size - self.tell())
-        return (
-            super().read(left if size is None or size < 0 else min(size, left)) or b""
-        )
+    seekable = readable
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer, to the end of the part at most."""
+        begin = self.tell()
+        into = memoryview(buffer)[: max(0, self._size - begin)]
+        count: int = self._file.readinto(into)  # type: ignore[attr-defined]
+        first = max(begin, self._place)
+        last = min(begin + count, self._place + len(self._instead))
+        if first < last:
+            other = self._instead[first - self._place : last - self._place]
+            into[first - begin : last - begin] = other
+        return count
 
     def tell(self) -> int:
-        """Give the place in the member."""
-        return super().tell() - self._begin
+        """Give the place in the part."""
+        return self._file.tell() - self._begin
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place in the member."""
-        if whence == io.SEEK_CUR:
-            offset += self.tell()
-        elif whence == io.SEEK_END:
-            offset += self._size
-        return super().seek(self._begin + offset) - self._begin
+        """Go to a place in the part."""
+        offset += (0, self.tell(), self._size)[whence]
+        return self._file.seek(self._begin + offset) - self._begin
+
+    def fileno(self) -> int:
+        """Give the descriptor of the whole."""
+        return self._file.fileno()
+
+    def close(self) -> None:
+        """Close the whole."""
+        self._file.close()
+        super().close()
