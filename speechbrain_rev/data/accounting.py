@@ -11,14 +11,14 @@ import io
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from speechbrain_rev.whole_files import write_whole
 
-from .checking import FileProblem, Wrong, check_files, find_copies
-from .corpus import BESIDE, HIDDEN, ORIGINAL, located
+from .checking import check_files, find_copies
+from .corpus import Cause, LeftOut, located
 from .listing import (
     DataSettings,
     ListedSpeech,
@@ -35,32 +35,8 @@ SINGLE = "single_speakers.txt"
 
 LOST = "lost_speakers.txt"
 
-TESTED = "speaker in a trial list"
-_DETAILS = {
-    BESIDE: "it is not below the folder of the speakers' folders",
-    HIDDEN: "its name, or that of a folder of it, begins with a dot",
-    ORIGINAL: "a WAV or FLAC of this name is in its folder",
-}
 #: How clips that are shorter than a segment come to its length.
 LENGTHENED = {"repeat": "repeated", "pad": "padded with zeros"}
-
-
-class LeftOut(NamedTuple):
-    """A file that is not used.
-
-    Attributes
-    ----------
-    file : str
-        Its path.
-    reason : str
-        One of a few, by which files are counted.
-    detail : str
-        The reason for this file, in words.
-    """
-
-    file: str
-    reason: str
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -73,10 +49,8 @@ class Account:
         What was seen.
     usable : mapping of str to mapping of str to Utterance
         By speaker and name.
-    problems : sequence of FileProblem
-        Files that cannot be used.
-    others : sequence of LeftOut
-        Files that could be used and are left out, and what was passed over.
+    left_out : sequence of LeftOut
+        All files that are left out, those that cannot be used first.
     treated : mapping of str to int
         How many of the usable are resampled, mixed, or of one of several channels.
     headers : mapping of (int, int) to int
@@ -87,8 +61,7 @@ class Account:
 
     listing: ListedSpeech
     usable: Mapping[str, Mapping[str, Utterance]]
-    problems: Sequence[FileProblem]
-    others: Sequence[LeftOut]
+    left_out: Sequence[LeftOut]
     treated: Mapping[str, int]
     headers: Mapping[tuple[int, int], int] = field(repr=False)
     lost: Sequence[str] = ()
@@ -97,33 +70,24 @@ class Account:
         """Count the files that are used."""
         return sum(map(len, self.usable.values()))
 
+    @cached_property
+    def problems(self) -> list[LeftOut]:
+        """The files that cannot be used."""
+        return [one for one in self.left_out if one.cause.advice]
+
     def looked_at(self) -> int:
         """Count the files that were checked, or have no speaker."""
-        short = sum(row.reason == Wrong.SHORT.words for row in self.others)
-        return self.used() + short + len(self.problems)
+        return self.used() + len(self.problems) + self.causes()[Cause.SHORT]
 
-    def left_out(self) -> list[LeftOut]:
-        """List all files that are left out, those that cannot be used first."""
-        bad = [LeftOut(p.path, p.wrong.words, p.detail) for p in self.problems]
-        return [*bad, *self.others]
+    def causes(self) -> Counter[Cause]:
+        """Count files that are left out by cause; two causes are always there."""
+        counts = Counter(one.cause for one in self.left_out)
+        first = {cause: counts.pop(cause, 0) for cause in (Cause.TESTED, Cause.BESIDE)}
+        return Counter(first | {c: counts[c] for c in sorted(counts, key=_words_of)})
 
-    def reasons(self) -> dict[str, int]:
-        """Count files that are left out by reason; two reasons are always there."""
-        counts = Counter(row.reason for row in self.left_out())
-        first = {TESTED: counts.pop(TESTED, 0), BESIDE: counts.pop(BESIDE, 0)}
-        return first | dict(sorted(counts.items()))
 
-    def check(self) -> None:
-        """See that each file that was seen is used or left out."""
-        seen, used, left = (
-            self.listing.seen(),
-            self.used(),
-            sum(self.reasons().values()),
-        )
-        assert seen == used + left, (
-            f"{seen} files were seen, {used} are used and {left} left out: "
-            f"{seen - used - left} are lost. This is a defect; please report it."
-        )
+def _words_of(cause: Cause) -> str:
+    return cause.words
 
 
 def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
@@ -156,7 +120,7 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     >>> soundfile.write(path, [0.0, 0.5], 16000)
     >>> settings = DataSettings(str(getfixture("tmp_path")), short="drop")
     >>> account = take_account(list_speech(settings), settings)
-    >>> account.used(), account.reasons()["shorter than a segment"]
+    >>> account.used(), account.causes()[Cause.SHORT]
     (0, 1)
     """
     corpus, by_speaker = listing.corpus, listing.by_speaker
@@ -172,17 +136,7 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
             if any(corpus.speaker(name) in spoken for name in names)
         }
     kept = {s: names for s, names in sorted(by_speaker.items()) if s not in tested}
-    headers: Counter[tuple[int, int]] = Counter()
-    usable, problems, treated = check_files(
-        kept,
-        corpus,
-        sample_rate=settings.sample_rate,
-        whole=settings.check_audio,
-        resample=settings.resample,
-        channel=settings.channel,
-        shortest=settings.segment_samples() if settings.short == "drop" else 0,
-        headers=headers,
-    )
+    usable, left_out, treated, headers = check_files(kept, corpus, settings)
     unused = [
         (speaker, str(located(corpus, name)[0]))
         for speaker in sorted(tested)
@@ -195,19 +149,13 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     for speaker, name in copies:
         del usable[speaker][name]
     usable = {speaker: names for speaker, names in usable.items() if names}
-    problems += copies.values()
-    others = [LeftOut(path, TESTED, f"{s} is in a trial list") for s, path in unused]
-    others += [LeftOut(str(p), why, _DETAILS[why]) for p, why in listing.passed_over]
-    others += [
-        LeftOut(p.path, p.wrong.words, p.detail)
-        for p in problems
-        if p.wrong is Wrong.SHORT
-    ]
+    left_out = [*listing.left_out, *left_out, *copies.values()]
+    left_out += [LeftOut(p, Cause.TESTED, f"{s} is in a trial list") for s, p in unused]
+    left_out.sort(key=lambda one: not one.cause.advice)
     account = Account(
         listing,
         usable,
-        [*listing.problems, *(p for p in problems if p.wrong is not Wrong.SHORT)],
-        others,
+        left_out,
         Counter(
             how
             for names in usable.values()
@@ -217,7 +165,11 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
         headers,
         [speaker for speaker in kept if speaker not in usable],
     )
-    account.check()
+    seen, accounted = listing.seen(), account.used() + len(left_out)
+    assert seen == accounted, (
+        f"{seen} files were seen, {account.used()} are used and {len(left_out)} left out: "
+        f"{seen - accounted} are lost. This is a defect; please report it."
+    )
     return account
 
 
@@ -287,17 +239,18 @@ def write_account(
     """
     how = dict(sorted(account.treated.items()))
     if short := count_short(training, settings):
-        how[f"{Wrong.SHORT.words} and {LENGTHENED[settings.short]}"] = short
+        how[f"{Cause.SHORT.words} and {LENGTHENED[settings.short]}"] = short
     assert len(training) + validation == account.used()
     counts = {
         "seen": account.listing.seen(),
         "used: training": len(training),
         "used: validation": validation,
         **{f"of the used: {words}": count for words, count in how.items()},
-        **{f"left out: {why}": count for why, count in account.reasons().items()},
+        **{f"left out: {why.words}": n for why, n in account.causes().items()},
     }
     _write_csv(save_folder / ACCOUNTING, ("what", "files"), counts.items())
-    _write_csv(save_folder / LEFT_OUT, LeftOut._fields, account.left_out())
+    left_out = [(path, why.words, detail) for path, why, detail in account.left_out]
+    _write_csv(save_folder / LEFT_OUT, ("file", "reason", "detail"), left_out)
     for file, speakers in ((SINGLE, single), (LOST, account.lost)):
         names = "".join(f"{name}\n" for name in speakers)
         write_whole(save_folder / file, names.encode(errors="backslashreplace"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from enum import Enum
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -19,8 +17,18 @@ from tqdm import tqdm
 from speechbrain_rev.lists import is_listable
 from speechbrain_rev.whole_files import write_whole
 
-from .corpus import AUDIO_SUFFIXES, LOSSLESS, THREADS, Corpus, OutsideError, bytes_of
+from .corpus import (
+    AUDIO_SUFFIXES,
+    LOSSLESS,
+    THREADS,
+    Cause,
+    Corpus,
+    LeftOut,
+    OutsideError,
+    bytes_of,
+)
 from .lengths import open_bytes
+from .listing import DataSettings
 from .manifest import Utterance
 from .packed import SAMPLE_BYTES, find_packed
 from .reading import MIX, AudioInfo, audio_info, check_channel, read_audio
@@ -43,69 +51,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Wrong(Enum):
-    """What can be wrong with a file, and what to do about it.
-
-    Example
-    -------
-    >>> Wrong.SILENT.words, Wrong.SILENT.advice
-    ('silent', 'delete it')
-    """
-
-    UNREADABLE = "cannot be read", "copy or convert it again"
-    SUFFIX = "kind not read", "convert it: ffmpeg -i IN -ar 16000 -ac 1 OUT.flac"
-    NAMED = "lossy, named as lossless", "rename it, or copy the original again"
-    RATE = "other sample rate", "give --resample=true, or set sample_rate"
-    CHANNELS = "several channels", "give --channel=NUMBER or --channel=mix"
-    NO_CHANNEL = "no such channel", "give --channel=mix, or a channel that all have"
-    EMPTY = "no samples", "delete it"
-    TWICE = "same name twice", "keep one of them"
-    SHARED = "audio of two speakers", "leave out all but the right one"
-    OUTSIDE = (
-        "outside the folder",
-        "correct the name, or give --outside_files (--outside_files=true of train.py)",
-    )
-    NAME = "name for no list", "rename it"
-    NO_SPEAKER = "no speaker's folder", "put it into a folder of its speaker"
-    NOT_FINITE = "NaN or infinity", "convert it again"
-    SILENT = "silent", "delete it"
-    SHORT = "shorter than a segment", "give short: repeat"
-
-    def __init__(self, words: str, advice: str) -> None:
-        self.words, self.advice = words, advice
-
-
-@dataclass(frozen=True)
-class FileProblem:
-    """A file that cannot be used.
-
-    Attributes
-    ----------
-    wrong : Wrong
-        What is wrong.
-    path : str
-        The file.
-    detail : str
-        The problem of this file, in words.
-    """
-
-    wrong: Wrong
-    path: str
-    detail: str
-
-
 def check_files(
-    by_speaker: Mapping[str, Sequence[str]],
-    corpus: Corpus,
-    *,
-    sample_rate: int,
-    whole: bool,
-    resample: bool = False,
-    channel: int | str | None = None,
-    shortest: int = 0,
-    headers: Counter[tuple[int, int]] | None = None,
+    by_speaker: Mapping[str, Sequence[str]], corpus: Corpus, settings: DataSettings
 ) -> tuple[
-    dict[str, dict[str, Utterance]], list[FileProblem], dict[str, tuple[str, ...]]
+    dict[str, dict[str, Utterance]],
+    list[LeftOut],
+    dict[str, tuple[str, ...]],
+    Counter[tuple[int, int]],
 ]:
     """Look at the header of each file, or at all of it.
 
@@ -115,26 +67,20 @@ def check_files(
         Names of files by speaker.
     corpus : Corpus
         Where they are.
-    sample_rate : int
-        That they are read at, Hz.
-    whole : bool
-        Whether each file is decoded, which finds silence, NaN and damage behind headers,
-        and takes as long as reading the corpus.
-    resample, channel : bool, and int, "mix" or None
-        As of ``read_audio``.
-    shortest : int
-        Samples; utterances that have fewer are a problem.
-    headers : Counter, optional
-        Counts rate and number of channels of each file, whether it can be used or not.
+    settings : DataSettings
+        The run's. With ``check_audio`` each file is decoded, which finds silence, NaN and
+        damage behind headers, and takes as long as reading the corpus.
 
     Returns
     -------
     usable : dict of str to dict of str to Utterance
         By speaker and name; speakers without any are left out.
-    problems : list of FileProblem
-        Of the others, in order.
+    left_out : list of LeftOut
+        The others, in order.
     treated : dict of str to tuple of str
         By ID of the usable to which something is done: ``RESAMPLED``, ``MIXED``, ``CHOSEN``.
+    headers : Counter
+        Of sample rate and number of channels, of each file whether it can be used or not.
 
     Example
     -------
@@ -142,68 +88,68 @@ def check_files(
     >>> path = getfixture("tmp_path") / "id1" / "s" / "a.wav"
     >>> path.parent.mkdir(parents=True)
     >>> soundfile.write(path, [0.0, 0.5], 16000)
-    >>> from speechbrain_rev.data import open_corpus
-    >>> corpus = open_corpus(getfixture("tmp_path"))
-    >>> usable, problems, treated = check_files(
-    ...     {"id1": ["id1/s/a.wav", "id1/s/b.wav"]}, corpus, sample_rate=16000, whole=True
+    >>> settings = DataSettings(str(getfixture("tmp_path")), check_audio=True)
+    >>> usable, left_out, treated, headers = check_files(
+    ...     {"id1": ["id1/s/a.wav", "id1/s/b.wav"]}, settings.corpus(), settings
     ... )
-    >>> usable["id1"]["id1/s/a.wav"].samples, [problem.wrong.name for problem in problems]
+    >>> usable["id1"]["id1/s/a.wav"].samples, [one.cause.name for one in left_out]
     (2, ['UNREADABLE'])
     """
     rows = [(speaker, name) for speaker, names in by_speaker.items() for name in names]
+    headers: Counter[tuple[int, int]] = Counter()
     counting = Lock()
 
     def count(header: AudioInfo) -> None:
-        if headers is not None:
-            with counting:
-                headers[header.sample_rate, header.channels] += 1
+        with counting:
+            headers[header.sample_rate, header.channels] += 1
 
     def checked(
         row: tuple[str, str],
-    ) -> tuple[Utterance, tuple[str, ...]] | FileProblem:
+    ) -> tuple[Utterance, tuple[str, ...]] | LeftOut:
         speaker, name = row
         audio = read_checked(
             name,
             locate=corpus.locate,
-            sample_rate=sample_rate,
-            whole=whole,
-            resample=resample,
-            channel=channel,
+            sample_rate=settings.sample_rate,
+            whole=settings.check_audio,
+            resample=settings.resample,
+            channel=settings.channel,
             header=count,
         )
-        if isinstance(audio, FileProblem):
+        if isinstance(audio, LeftOut):
             return audio
         known, labels = corpus.utterance_id(name), corpus.labels(name)
         used = Utterance(known, str(audio.path), audio.samples, speaker, labels)
         return used, audio.treated
 
     usable: dict[str, dict[str, Utterance]] = defaultdict(dict)
-    problems: list[FileProblem] = []
+    left_out: list[LeftOut] = []
     treated: dict[str, tuple[str, ...]] = {}
     seen: set[str] = set()
+    shortest = settings.segment_samples() if settings.short == "drop" else 0
     bar = tqdm(
         read_ahead(checked, rows),
         total=len(rows),
-        desc="speech" if whole else "headers",
+        desc="speech" if settings.check_audio else "headers",
         unit="utt",
     )
     for (speaker, name), result in zip(rows, bar, strict=True):
-        if isinstance(result, FileProblem):
-            problems.append(result)
+        if isinstance(result, LeftOut):
+            left_out.append(result)
             continue
         utterance, how = result
         if utterance.ID in seen:
             words = f"{utterance.wav} is the second file of the name {utterance.ID}"
-            problems.append(FileProblem(Wrong.TWICE, utterance.wav, words))
+            left_out.append(LeftOut(utterance.wav, Cause.TWICE, words))
         elif utterance.samples < shortest:
             words = f"{utterance.samples} samples, and a segment has {shortest}"
-            problems.append(FileProblem(Wrong.SHORT, utterance.wav, words))
+            left_out.append(LeftOut(utterance.wav, Cause.SHORT, words))
         else:
             seen.add(utterance.ID)
             usable[speaker][name] = utterance
             if how:
                 treated[utterance.ID] = how
-    return dict(usable), problems, treated
+    return dict(usable), left_out, treated, headers
 
 
 class _Audio(NamedTuple):
@@ -222,7 +168,7 @@ class _Audio(NamedTuple):
 def find_copies(
     usable: Mapping[str, Mapping[str, Utterance]],
     unused: Iterable[tuple[str, str]] = (),
-) -> dict[tuple[str, str], FileProblem]:
+) -> dict[tuple[str, str], LeftOut]:
     """Find the audio of two speakers: files of equal content, whatever they are called.
 
     Few files are read: those whose bytes and samples are as many as those of another
@@ -237,7 +183,7 @@ def find_copies(
 
     Returns
     -------
-    dict of (str, str) to FileProblem
+    dict of (str, str) to LeftOut
         By speaker and name, of each utterance whose content another speaker has, too.
 
     Example
@@ -246,7 +192,7 @@ def find_copies(
     >>> for name in ("a", "b"):
     ...     _ = (folder / name).write_bytes(b"RIFF")
     >>> usable = {s: {s: Utterance(s, str(folder / s), 2, s)} for s in ("a", "b")}
-    >>> [problem.wrong.words for problem in find_copies(usable).values()]
+    >>> [problem.cause.words for problem in find_copies(usable).values()]
     ['audio of two speakers', 'audio of two speakers']
     """
     audio = [
@@ -266,7 +212,7 @@ def find_copies(
                 other = next(o for o in group if o.speaker != one.speaker)
                 words = f"{one.path} of {one.speaker!r} is the same audio as "
                 words += f"{other.path} of {other.speaker!r}"
-                problem = FileProblem(Wrong.SHARED, one.path, words)
+                problem = LeftOut(one.path, Cause.SHARED, words)
                 problems[one.speaker, one.name] = problem
     return problems
 
@@ -392,12 +338,12 @@ def read_ahead(
             yield from waiting.popleft().result()
 
 
-def problem_table(problems: Sequence[FileProblem], files: int) -> str:
+def problem_table(problems: Sequence[LeftOut], files: int) -> str:
     """Count each problem, and give an example of it.
 
     Parameters
     ----------
-    problems : sequence of FileProblem
+    problems : sequence of LeftOut
         As ``check_files`` gives them.
     files : int
         How many files there were.
@@ -409,25 +355,25 @@ def problem_table(problems: Sequence[FileProblem], files: int) -> str:
 
     Example
     -------
-    >>> print(problem_table([FileProblem(Wrong.EMPTY, "a.wav", "a.wav holds none")], 7))
+    >>> print(problem_table([LeftOut("a.wav", Cause.EMPTY, "a.wav holds none")], 7))
     1 of 7 files cannot be used:
       no samples                1  a.wav holds none
     """
     lines = [f"{len(problems)} of {files} files cannot be used:"]
-    for wrong, group in _by_kind(problems):
+    for cause, group in _by_kind(problems):
         detail = group[0].detail
-        lines.append(f"  {wrong.words:<18}{len(group):>9}  {detail}")
+        lines.append(f"  {cause.words:<18}{len(group):>9}  {detail}")
     return "\n".join(lines)
 
 
-def _by_kind(problems: Sequence[FileProblem]) -> list[tuple[Wrong, list[FileProblem]]]:
-    """Group problems by their kind, in the order of `Wrong`."""
-    groups = [(wrong, [p for p in problems if p.wrong is wrong]) for wrong in Wrong]
-    return [(wrong, group) for wrong, group in groups if group]
+def _by_kind(problems: Sequence[LeftOut]) -> list[tuple[Cause, list[LeftOut]]]:
+    """Group problems by their kind, in the order of `Cause`."""
+    groups = [(cause, [p for p in problems if p.cause is cause]) for cause in Cause]
+    return [(cause, group) for cause, group in groups if group]
 
 
 def report_problems(
-    problems: Sequence[FileProblem],
+    problems: Sequence[LeftOut],
     files: int,
     path: Path,
     *,
@@ -438,7 +384,7 @@ def report_problems(
 
     Parameters
     ----------
-    problems : sequence of FileProblem
+    problems : sequence of LeftOut
         As ``check_files`` gives them.
     files : int
         How many files there were.
@@ -457,7 +403,7 @@ def report_problems(
 
     Example
     -------
-    >>> problem = FileProblem(Wrong.EMPTY, "a.wav", "a.wav holds none")
+    >>> problem = LeftOut("a.wav", Cause.EMPTY, "a.wav holds none")
     >>> path = getfixture("tmp_path") / "bad_files.txt"
     >>> report_problems([problem], 7, path, drop=True)  # doctest: +ELLIPSIS
     1 of 7 files cannot be used:
@@ -468,7 +414,7 @@ def report_problems(
     path.unlink(missing_ok=True)
     if not problems:
         return
-    lines = [f"{p.path}\t{p.wrong.words}: {p.detail}\n" for p in problems]
+    lines = [f"{p.path}\t{p.cause.words}: {p.detail}\n" for p in problems]
     # A name that is not in UTF-8 can be written in no other way.
     write_whole(path, "".join(lines).encode(errors="backslashreplace"))
     tqdm.write(f"{problem_table(problems, files)}\nAll of them are listed in {path}.")
@@ -479,12 +425,12 @@ def report_problems(
         )
 
 
-def kinds_of(problems: Sequence[FileProblem]) -> str:
+def kinds_of(problems: Sequence[LeftOut]) -> str:
     """Count each problem in one line, with examples and what to do.
 
     Parameters
     ----------
-    problems : sequence of FileProblem
+    problems : sequence of LeftOut
         As ``check_files`` gives them.
 
     Returns
@@ -493,14 +439,14 @@ def kinds_of(problems: Sequence[FileProblem]) -> str:
 
     Example
     -------
-    >>> kinds_of([FileProblem(Wrong.EMPTY, "a.wav", "a.wav holds none")])
+    >>> kinds_of([LeftOut("a.wav", Cause.EMPTY, "a.wav holds none")])
     '1 no samples (a.wav holds none; delete it)'
     """
     kinds = []
-    for wrong, group in _by_kind(problems):
+    for cause, group in _by_kind(problems):
         also = "".join(f"; also {p.path}" for p in group[1:_EXAMPLES])
         kinds.append(
-            f"{len(group)} {wrong.words} ({group[0].detail}{also}; {wrong.advice})"
+            f"{len(group)} {cause.words} ({group[0].detail}{also}; {cause.advice})"
         )
     return ", ".join(kinds)
 
@@ -535,7 +481,7 @@ def read_checked(
     resample: bool = False,
     channel: int | str | None = None,
     header: Callable[[AudioInfo], None] | None = None,
-) -> Checked | FileProblem:
+) -> Checked | LeftOut:
     """Read a file's header or all of it, and check it.
 
     Parameters
@@ -555,23 +501,23 @@ def read_checked(
 
     Returns
     -------
-    Checked or FileProblem
+    Checked or LeftOut
         The second if it cannot be used.
     """
 
-    def problem(wrong: Wrong, words: str) -> FileProblem:
-        return FileProblem(wrong, str(path), f"{path} {words}")
+    def problem(cause: Cause, words: str) -> LeftOut:
+        return LeftOut(str(path), cause, f"{path} {words}")
 
     try:
         path = locate(str(name))
     except OutsideError as error:
-        return FileProblem(Wrong.OUTSIDE, str(error.path), str(error))
+        return LeftOut(str(error.path), Cause.OUTSIDE, str(error))
     if not is_listable(str(name)):
         words = f"{name!r} has a tab or a line break, or a space at an end"
         # As one line of the list of such files.
-        return FileProblem(Wrong.NAME, repr(str(path))[1:-1], words)
+        return LeftOut(repr(str(path))[1:-1], Cause.NAME, words)
     if path.suffix.lower() not in AUDIO_SUFFIXES:
-        return problem(Wrong.SUFFIX, "is of another kind")
+        return problem(Cause.SUFFIX, "is of another kind")
     treated = []
     try:
         # What is decoded below has its length.
@@ -579,21 +525,21 @@ def read_checked(
         if header is not None:
             header(info)
         if info.lossy and path.suffix.lower() in LOSSLESS:
-            return problem(Wrong.NAMED, "is OGG or MP3 by its content")
+            return problem(Cause.NAMED, "is OGG or MP3 by its content")
         if info.sample_rate != sample_rate:
             if not resample:
                 words = f"has {info.sample_rate} samples per second, not {sample_rate}"
-                return problem(Wrong.RATE, words)
+                return problem(Cause.RATE, words)
             treated.append(RESAMPLED)
         try:
             check_channel(path, info.channels, channel)
         except ValueError:
-            wrong = Wrong.CHANNELS if channel is None else Wrong.NO_CHANNEL
-            return problem(wrong, f"has {info.channels} channels")
+            cause = Cause.CHANNELS if channel is None else Cause.NO_CHANNEL
+            return problem(cause, f"has {info.channels} channels")
         if info.channels != 1:
             treated.append(MIXED if channel == MIX else CHOSEN)
         if not info.samples and not (whole and info.lossy):
-            return problem(Wrong.EMPTY, "holds none")
+            return problem(Cause.EMPTY, "holds none")
         samples = info.samples_at(sample_rate)
         if not whole:
             return Checked(path, samples, None, tuple(treated))
@@ -601,19 +547,18 @@ def read_checked(
             path, sample_rate=sample_rate, resample=resample, channel=channel
         )
     except (ValueError, OSError) as error:
-        return FileProblem(Wrong.UNREADABLE, str(path), str(error))
+        return LeftOut(str(path), Cause.UNREADABLE, str(error))
     if info.lossy:
         samples = len(wav)
     if not samples:
-        return problem(Wrong.EMPTY, "holds none")
+        return problem(Cause.EMPTY, "holds none")
     if len(wav) < samples:
         words = f"has {len(wav)} of the {samples} samples that it says"
-        return problem(Wrong.UNREADABLE, words)
+        return problem(Cause.UNREADABLE, words)
     if not bool(wav.isfinite().all()):
         place = int((~wav.isfinite()).nonzero()[0]) / sample_rate
-        return FileProblem(
-            Wrong.NOT_FINITE, str(path), f"{path}, first at {place:.2f} s"
-        )
+        words = f"{path}, first at {place:.2f} s"
+        return LeftOut(str(path), Cause.NOT_FINITE, words)
     if float(wav.abs().max()) < SILENCE:
-        return problem(Wrong.SILENT, f"is at most {float(wav.abs().max()):.1e} loud")
+        return problem(Cause.SILENT, f"is at most {float(wav.abs().max()):.1e} loud")
     return Checked(path, samples, wav, tuple(treated))

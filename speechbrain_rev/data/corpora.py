@@ -21,6 +21,7 @@ from .corpus import (
     AUDIO_SUFFIXES,
     OTHER_SUFFIXES,
     THREADS,
+    Cause,
     Corpus,
     OutsideError,
     Remarks,
@@ -314,10 +315,10 @@ class JoinedCorpus(Corpus):
         for key, corpus in self.members.items():
             yield from (f"{key}/{name}" for name in corpus.utterances())
 
-    def audio(self) -> Iterator[tuple[str, str]]:
+    def audio(self) -> Iterator[tuple[str, Cause | None]]:
         """List the audio of one corpus after the other."""
         for key, corpus in self.members.items():
-            yield from ((f"{key}/{name}", reason) for name, reason in corpus.audio())
+            yield from ((f"{key}/{name}", cause) for name, cause in corpus.audio())
 
     def locate(self, name: str) -> Path:
         """Give the file of a name, with or without its corpus."""

@@ -13,12 +13,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from hashlib import blake2b
 from heapq import nsmallest
 from itertools import groupby
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from speechbrain_rev.lists import read_lines, way_out
 from speechbrain_rev.whole_files import check_path, open_regular
@@ -42,9 +43,6 @@ OTHER_SUFFIXES = (
     ".aac", ".wma", ".amr", ".awb", ".3gp", ".webm", ".mka", ".ac3", ".ape", ".dss", ".gsm",
     ".mp2", ".ra", ".shn", ".spx", ".tta", ".voc", ".vox", ".wv",
 )  # fmt: skip
-#: Why audio in a folder is no utterance.
-BESIDE, HIDDEN = "beside the speakers' folders", "hidden"
-ORIGINAL = "converted to WAV or FLAC"
 # Names that may be of a folder that they do not begin with: with //, ./ or ../ in them.
 _ODD = re.compile(r"(?:^|/)(?:/|\.|$)")
 #: Threads that look for files or read them; for how many one looks at a time.
@@ -54,6 +52,77 @@ _SUBSET = re.compile(r"(?:train|dev|test)-(?:clean|other)[^/]*/[^/]+/[^/]+/[^/]+
 # The speaker of speaker_utterance.wav.
 _FLAT = r"^([^/_]+)_[^/]+$"
 _FLAT_WORDS = "speaker_utterance files in one folder"
+
+
+class Cause(Enum):
+    """Why a file is left out.
+
+    Attributes
+    ----------
+    words : str
+        By which such files are counted.
+    advice : str
+        What to do about it; empty where the file could be used, or is no utterance.
+    detail : str
+        Words for each such file, where they are the same for all.
+
+    Example
+    -------
+    >>> Cause.SILENT.words, Cause.SILENT.advice
+    ('silent', 'delete it')
+    """
+
+    UNREADABLE = "cannot be read", "copy or convert it again"
+    SUFFIX = "kind not read", "convert it: ffmpeg -i IN -ar 16000 -ac 1 OUT.flac"
+    NAMED = "lossy, named as lossless", "rename it, or copy the original again"
+    RATE = "other sample rate", "give --resample=true, or set sample_rate"
+    CHANNELS = "several channels", "give --channel=NUMBER or --channel=mix"
+    NO_CHANNEL = "no such channel", "give --channel=mix, or a channel that all have"
+    EMPTY = "no samples", "delete it"
+    TWICE = "same name twice", "keep one of them"
+    SHARED = "audio of two speakers", "leave out all but the right one"
+    OUTSIDE = (
+        "outside the folder",
+        "correct the name, or give --outside_files (--outside_files=true of train.py)",
+    )
+    NAME = "name for no list", "rename it"
+    NO_SPEAKER = "no speaker's folder", "put it into a folder of its speaker"
+    NOT_FINITE = "NaN or infinity", "convert it again"
+    SILENT = "silent", "delete it"
+    TESTED = "speaker in a trial list", ""
+    BESIDE = (
+        "beside the speakers' folders",
+        "",
+        "it is not below the folder of the speakers' folders",
+    )
+    HIDDEN = "hidden", "", "its name, or that of a folder of it, begins with a dot"
+    ORIGINAL = (
+        "converted to WAV or FLAC",
+        "",
+        "a WAV or FLAC of this name is in its folder",
+    )
+    SHORT = "shorter than a segment", ""
+
+    def __init__(self, words: str, advice: str, detail: str = "") -> None:
+        self.words, self.advice, self.detail = words, advice, detail
+
+
+class LeftOut(NamedTuple):
+    """A file that is not used.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    cause : Cause
+        Why.
+    detail : str
+        The cause for this file, in words.
+    """
+
+    path: str
+    cause: Cause
+    detail: str
 
 
 def audio_exists(path: str | Path) -> bool:
@@ -117,9 +186,9 @@ def audio_files(
     if files_below(folder) is None:
         raise ValueError(f"There is no folder {folder}. Give one with files of audio.")
     found = list(sorted_out(folder, suffixes))
-    paths = [path for path, reason in found if not reason]
+    paths = [path for path, cause in found if cause is None]
     if aside is not None:
-        aside += [path for path, reason in found if reason]
+        aside += [path for path, cause in found if cause]
     if not paths:
         raise ValueError(
             f"There is no audio below {folder}: no name ends in "
@@ -337,15 +406,16 @@ class Corpus(Protocol):
             dropped without being counted.
         """
 
-    def audio(self) -> Iterator[tuple[str, str]]:
-        """List all audio of the corpus, with the reason why it is no utterance.
+    def audio(self) -> Iterator[tuple[str, Cause | None]]:
+        """List all audio of the corpus, with the cause where it is no utterance.
 
         Yields
         ------
-        name, reason : str
-            The reason is "" for `utterances`.
+        name : str
+        cause : Cause or None
+            None for `utterances`.
         """
-        yield from ((name, "") for name in self.utterances())
+        yield from ((name, None) for name in self.utterances())
 
     @abstractmethod
     def locate(self, name: str) -> Path:
@@ -622,21 +692,21 @@ class VoxCelebFolder(Corpus):
         str
             Relative to the root, with ``/`` between folders.
         """
-        return (name for name, reason in self.audio() if not reason)
+        return (name for name, cause in self.audio() if cause is None)
 
-    def audio(self) -> Iterator[tuple[str, str]]:
-        """List all audio of the speakers, with the reason why it is no utterance.
+    def audio(self) -> Iterator[tuple[str, Cause | None]]:
+        """List all audio of the speakers, with the cause where it is no utterance.
 
         Yields
         ------
         name, reason : str
             As of ``Corpus``.
         """
-        for path, reason in sorted_out(self.root, AUDIO_SUFFIXES + OTHER_SUFFIXES):
+        for path, cause in sorted_out(self.root, AUDIO_SUFFIXES + OTHER_SUFFIXES):
             name = path.relative_to(self.root).as_posix()
             # What does not belong is beside the corpus.
             if self._belongs(name):
-                yield name, reason
+                yield name, cause
 
     def _belongs(self, name: str) -> bool:
         return self.speakers is None or self.speaker(name) in self.speakers
@@ -835,8 +905,10 @@ def audio_below(
     return (path for path in paths if path.suffix.lower() in suffixes)
 
 
-def sorted_out(root: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[Path, str]]:
-    """Find audio at any depth, with the reason why it is not used: "" where it is."""
+def sorted_out(
+    root: Path, suffixes: tuple[str, ...]
+) -> Iterator[tuple[Path, Cause | None]]:
+    """Find audio at any depth, with the cause where it is not used."""
     if find_packed(root):
         root = Path(os.path.abspath(root))
     audio = audio_below(root, suffixes)
@@ -844,9 +916,9 @@ def sorted_out(root: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[Path, st
         paths = list(group)
         converted = originals(paths)
         for path in paths:
-            reason = ORIGINAL if path in converted else ""
+            cause = Cause.ORIGINAL if path in converted else None
             hidden = is_hidden(path.relative_to(root).as_posix())
-            yield path, HIDDEN if hidden else reason
+            yield path, Cause.HIDDEN if hidden else cause
 
 
 def other_extension(path: Path) -> Path | None:

@@ -25,9 +25,8 @@ from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.scoring.trials import models_file
 from speechbrain_rev.whole_files import check_regular, digest_of
 
-from .checking import FileProblem, Wrong
 from .corpora import Folders, find_files, list_files, open_corpus
-from .corpus import BESIDE, Corpus, VoxCelebFolder, located
+from .corpus import Cause, Corpus, LeftOut, VoxCelebFolder, located
 from .seeding import generator
 from .segments import find_segment
 
@@ -211,17 +210,13 @@ class ListedSpeech:
         Where they are.
     by_speaker : mapping of str to list of str
         Names of files by speaker.
-    problems : sequence of FileProblem
-        Files of no speaker.
-    passed_over : sequence of (Path, str)
-        Files of audio that are no utterances, and why: ``BESIDE``, ``HIDDEN`` or
-        ``ORIGINAL``.
+    left_out : sequence of LeftOut
+        Files of no speaker, and those that are no utterances.
     """
 
     corpus: Corpus
     by_speaker: Mapping[str, list[str]]
-    problems: Sequence[FileProblem] = ()
-    passed_over: Sequence[tuple[Path, str]] = ()
+    left_out: Sequence[LeftOut] = ()
 
     def digest(self) -> str:
         """Digest names and sizes of the files of all speakers."""
@@ -253,8 +248,7 @@ class ListedSpeech:
 
     def seen(self) -> int:
         """Count all files of audio."""
-        listed = sum(map(len, self.by_speaker.values()))
-        return listed + len(self.problems) + len(self.passed_over)
+        return sum(map(len, self.by_speaker.values())) + len(self.left_out)
 
 
 def list_speech(settings: DataSettings, option: str = "data_folder") -> ListedSpeech:
@@ -325,31 +319,29 @@ def _refuse_splits(corpus: Corpus, speakers: Mapping[str, str], option: str) -> 
 
 def _in_folder(corpus: Corpus) -> ListedSpeech:
     """List all audio: of speakers, of none, and what is passed over."""
-    by_speaker, problems = defaultdict(list), []
-    names: list[str] = []
-    passed_over: list[tuple[Path, str]] = []
+    by_speaker, left_out, names = defaultdict(list), [], []
     # Files of other formats are listed too, so that none is dropped silently.
-    for name, reason in tqdm(corpus.audio(), desc="listing", unit="file", leave=False):
-        if reason:
-            passed_over.append((located(corpus, name)[0], reason))
+    for name, cause in tqdm(corpus.audio(), desc="listing", unit="file", leave=False):
+        if cause:
+            left_out.append(LeftOut(str(located(corpus, name)[0]), cause, cause.detail))
         else:
             names.append(name)
     for name in names:
         if (speaker := corpus.speaker(name)) is not None:
             by_speaker[speaker].append(name)
         else:
-            path = located(corpus, name)[0]
+            path = str(located(corpus, name)[0])
             words = f"{path} lies in the folder of the speakers' folders"
             if "/" in name or not corpus.speakers_in_names:
                 words = f"{path}: speaker_from finds no speaker in {name}"
-            problems.append(FileProblem(Wrong.NO_SPEAKER, str(path), words))
+            left_out.append(LeftOut(path, Cause.NO_SPEAKER, words))
     remarks = corpus.remarks(names)
     for words in remarks.warnings:
         logger.warning(words)
-    problems.sort(key=lambda problem: problem.path)
     in_order = {speaker: sorted(names) for speaker, names in by_speaker.items()}
-    passed_over += [(path, BESIDE) for path in remarks.passed_over]
-    return ListedSpeech(corpus, in_order, problems, passed_over)
+    beside = Cause.BESIDE
+    left_out += [LeftOut(str(p), beside, beside.detail) for p in remarks.passed_over]
+    return ListedSpeech(corpus, in_order, sorted(left_out, key=lambda one: one.path))
 
 
 def _listed(corpus: Corpus, settings: DataSettings) -> dict[str, list[str]]:

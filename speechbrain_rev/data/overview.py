@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -18,7 +19,7 @@ from .accounting import (
 )
 from .checking import kinds_of
 from .listing import DataSettings, list_speech
-from .manifest import Utterance
+from .manifest import RESERVED, Utterance
 
 # Seconds at which a bar of the histogram begins.
 _EDGES = (0, 0.5, 1, 2, 3, 4, 6, 8, 10, 15, 20, 30, 60, 120, 300, 600, 1800, 3600)
@@ -27,55 +28,31 @@ _BAR = 40
 _ROWS = 3
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A bar of a histogram.
-
-    Attributes
-    ----------
-    begin, end : float
-        Seconds; the end, infinite in the last bar that can be, is not in it.
-    count : int
-        Utterances of such a length.
-    """
-
-    begin: float
-    end: float
-    count: int
-
-    def name(self) -> str:
-        """Name the lengths."""
-        last = self.end == float("inf")
-        return f"{self.begin:g}+" if last else f"{self.begin:g}-{self.end:g}"
-
-
-def histogram(seconds: Sequence[float]) -> list[Bar]:
+def histogram(seconds: Iterable[float]) -> list[dict[str, Any]]:
     """Count lengths between fixed edges, without empty bars at both ends.
 
     Parameters
     ----------
-    seconds : sequence of float
+    seconds : iterable of float
         Lengths, 0 or more.
 
     Returns
     -------
-    list of Bar
+    list of dict
+        "from" and "to", seconds, and "utterances" of such a length. The end is not in a bar,
+        and None of the last that can be.
 
     Example
     -------
-    >>> [(bar.name(), bar.count) for bar in histogram([1.5, 3.0, 3.9])]
-    [('1-2', 1), ('2-3', 0), ('3-4', 2)]
+    >>> [tuple(bar.values()) for bar in histogram([1.5, 3.0, 3.9])]
+    [(1, 2, 1), (2, 3, 0), (3, 4, 2)]
     """
-    counts = [0] * len(_EDGES)
-    for length in seconds:
-        counts[bisect_right(_EDGES, length) - 1] += 1
-    filled = [place for place, count in enumerate(counts) if count]
-    if not filled:
-        return []
-    edges = (*_EDGES, float("inf"))
+    counts = Counter(bisect_right(_EDGES, length) - 1 for length in seconds)
+    # JSON has no infinity.
+    edges = (*_EDGES, None)
     return [
-        Bar(edges[place], edges[place + 1], counts[place])
-        for place in range(filled[0], filled[-1] + 1)
+        {"from": edges[n], "to": edges[n + 1], "utterances": counts[n]}
+        for n in range(min(counts, default=0), max(counts, default=-1) + 1)
     ]
 
 
@@ -98,73 +75,58 @@ class Overview:
     refused: str
 
     @cached_property
+    def utterances(self) -> list[Utterance]:
+        """The utterances that would be used."""
+        return [u for names in self.account.usable.values() for u in names.values()]
+
+    @cached_property
     def seconds(self) -> list[float]:
         """Lengths of the utterances that would be used."""
-        return [one.samples / self.settings.sample_rate for one in self._utterances()]
+        return [one.samples / self.settings.sample_rate for one in self.utterances]
 
     def of_speakers(self) -> Mapping[str, int]:
         """Count utterances by speaker."""
         return {speaker: len(names) for speaker, names in self.account.usable.items()}
 
-    def single(self) -> list[str]:
-        """List the speakers with one utterance."""
-        return [speaker for speaker, count in self.of_speakers().items() if count == 1]
-
-    def _utterances(self) -> list[Utterance]:
-        return [u for names in self.account.usable.values() for u in names.values()]
-
     def plain(self) -> dict[str, Any]:
         """Give all figures as plain data, in seconds, samples and files."""
-        utterances, of_speakers = self._utterances(), self.of_speakers()
+        of_speakers, account = self.of_speakers(), self.account
         return {
             "data_folder": self.settings.data_folder,
-            "format": self.account.listing.corpus.format,
-            "seen": self.account.listing.seen(),
-            "utterances": len(utterances),
+            "format": account.listing.corpus.format,
+            "seen": account.listing.seen(),
+            "utterances": len(self.utterances),
             "speakers": len(of_speakers),
             "seconds": sum(self.seconds),
             "sample_rate": self.settings.sample_rate,
             "headers": [
                 {"sample_rate": rate, "channels": channels, "files": files}
-                for (rate, channels), files in sorted(self.account.headers.items())
+                for (rate, channels), files in sorted(account.headers.items())
             ],
             "utterance_seconds": {
                 **_spread(self.seconds),
-                "histogram": [
-                    {
-                        "from": bar.begin,
-                        # JSON has no infinity.
-                        "to": None if bar.end == float("inf") else bar.end,
-                        "utterances": bar.count,
-                    }
-                    for bar in histogram(self.seconds)
-                ],
+                "histogram": histogram(self.seconds),
             },
             "utterances_of_a_speaker": _spread(list(of_speakers.values())),
-            "single_speakers": self.single(),
-            "lost_speakers": list(self.account.lost),
+            "single_speakers": [s for s, count in of_speakers.items() if count == 1],
+            "lost_speakers": list(account.lost),
             "short": {
                 "treated": self.settings.short,
                 "segment_seconds": self.settings.sentence_len,
-                "utterances": count_short(utterances, self.settings),
+                "utterances": count_short(self.utterances, self.settings),
             },
             "rows": [
-                {
-                    "ID": one.ID,
-                    "wav": one.wav,
-                    "samples": one.samples,
-                    "spk_id": one.spk_id,
-                }
-                for one in utterances[:_ROWS]
+                {column: getattr(one, column) for column in RESERVED}
+                for one in self.utterances[:_ROWS]
             ],
-            "treated": dict(self.account.treated),
-            "left_out": {why: n for why, n in self.account.reasons().items() if n},
+            "treated": dict(account.treated),
+            "left_out": {why.words: n for why, n in account.causes().items() if n},
             "refused": self.refused or None,
         }
 
     def text(self) -> str:
         """Write the figures, a histogram of lengths, and what is left out, in lines."""
-        plain, single = self.plain(), self.single()
+        plain = self.plain()
         rows = {
             "utterances": f"{plain['utterances']:,} of {plain['seen']:,} files seen",
             "speakers": f"{plain['speakers']:,}",
@@ -176,10 +138,10 @@ class Overview:
             ),
             "seconds of an utterance": _words(plain["utterance_seconds"], ".2f"),
             "utterances of a speaker": _words(plain["utterances_of_a_speaker"], "g"),
-            "speakers with one utterance": f"{len(single):,}{_named(single)}",
+            "speakers with one utterance": _named(plain["single_speakers"]),
         }
-        if lost := self.account.lost:
-            rows["speakers without utterances"] = f"{len(lost):,}{_named(lost)}"
+        if lost := plain["lost_speakers"]:
+            rows["speakers without utterances"] = _named(lost)
         rows |= {how: f"{count:,}" for how, count in sorted(plain["treated"].items())}
         short = plain["short"]
         if short["utterances"]:
@@ -188,26 +150,25 @@ class Overview:
         wide = max(map(len, rows))
         lines = [self.account.listing.understood(), ""]
         lines += [f"{name:<{wide}}  {words or '-'}" for name, words in rows.items()]
-        lines += ["", *self._bars()]
+        lines += ["", *_bars(plain["utterance_seconds"]["histogram"])]
         if left := plain["left_out"]:
             wide = max(wide - 2, *map(len, left))
             lines += ["", "Left out:"]
             lines += [f"  {why:<{wide}}  {count:,}" for why, count in left.items()]
         return "\n".join(lines).rstrip() + "\n"
 
-    def _bars(self) -> list[str]:
-        """Draw the histogram of lengths."""
-        bars = histogram(self.seconds)
-        if not bars:
-            return []
-        most = max(bar.count for bar in bars)
-        lines = [f"{'seconds':>9}  {'utterances':>10}"]
-        for bar in bars:
-            # One that is there is seen.
-            length = max(round(_BAR * bar.count / most), bool(bar.count))
-            drawn = f"{bar.name():>9}  {bar.count:>10,}  {'#' * length}"
-            lines.append(drawn.rstrip())
-        return lines
+
+def _bars(bars: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Draw a histogram of lengths."""
+    if bars:
+        yield f"{'seconds':>9}  {'utterances':>10}"
+    most = max((bar["utterances"] for bar in bars), default=0)
+    for bar in bars:
+        begin, end, count = bar.values()
+        name = f"{begin:g}+" if end is None else f"{begin:g}-{end:g}"
+        # One that is there is seen.
+        length = max(round(_BAR * count / most), bool(count))
+        yield f"{name:>9}  {count:>10,}  {'#' * length}".rstrip()
 
 
 def look_at(settings: DataSettings, option: str = "data_folder") -> Overview:
@@ -238,7 +199,8 @@ def look_at(settings: DataSettings, option: str = "data_folder") -> Overview:
     ...     path.parent.mkdir(parents=True)
     ...     soundfile.write(path, [0.0, level], 16000)
     >>> overview = look_at(DataSettings(str(folder)))
-    >>> overview.plain()["speakers"], overview.single(), overview.refused
+    >>> plain = overview.plain()
+    >>> plain["speakers"], plain["single_speakers"], overview.refused
     (2, ['id1', 'id2'], '')
     """
     account = take_account(list_speech(settings, option), settings)
@@ -258,7 +220,8 @@ def look_at(settings: DataSettings, option: str = "data_folder") -> Overview:
 
 
 def _named(speakers: Sequence[str]) -> str:
-    return f", such as {', '.join(speakers[:_ROWS])}" if speakers else ""
+    such = f", such as {', '.join(speakers[:_ROWS])}" if speakers else ""
+    return f"{len(speakers):,}{such}"
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:

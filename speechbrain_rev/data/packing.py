@@ -26,7 +26,6 @@ from speechbrain_rev.whole_files import (
 )
 
 from .checking import (
-    FileProblem,
     read_ahead,
     read_checked,
     report_problems,
@@ -37,6 +36,7 @@ from .corpus import (
     AUDIO_SUFFIXES,
     LAYOUT_FILES,
     OTHER_SUFFIXES,
+    LeftOut,
     audio_files,
     inside,
 )
@@ -386,7 +386,7 @@ def pack(
         resample=resample,
         channel=channel,
     )
-    problems: list[FileProblem] = []
+    problems: list[LeftOut] = []
     treated: Counter[str] = Counter()
     with (
         Packing(
@@ -399,10 +399,8 @@ def pack(
     ):
         left = [name for name in names if name not in made]
         bar.update(len(files) - len(left))
-        for name, one in zip(
-            left, read_ahead(read, left, ahead=_AHEAD, together=1), strict=True
-        ):
-            if isinstance(one, FileProblem):
+        for name, one in zip(left, read_ahead(read, left, ahead=_AHEAD), strict=True):
+            if isinstance(one, LeftOut):
                 problems.append(one)
             else:
                 assert one.wav is not None

@@ -40,15 +40,14 @@ from speechbrain_rev.whole_files import (
 
 from .accounting import (
     LOST,
-    TESTED,
     count_short,
     refuse_few_speakers,
     take_account,
     write_account,
 )
-from .checking import Wrong, report_problems
+from .checking import report_problems
 from .corpora import absolute
-from .corpus import BESIDE, HIDDEN, ORIGINAL
+from .corpus import Cause
 from .labels import read_labels, write_labels
 from .listing import (
     VALIDATED_SECONDS,
@@ -109,8 +108,8 @@ class Prepared:
     Example
     -------
     >>> prepared = Prepared(12, 3, left_out=0, held_out=4, valid_trials=10, seen=16)
-    >>> prepared.accounts_for_all()
-    True
+    >>> prepared.in_words()
+    'Seen: 16 files of audio. Training: 12 utterances of 3 speakers. ...'
     """
 
     utterances: int
@@ -127,12 +126,6 @@ class Prepared:
     short_left_out: int = 0
     aside: int = 0
     lost: int = 0
-
-    def accounts_for_all(self) -> bool:
-        """Return whether each file that was seen is in one of the counts."""
-        used = self.utterances + self.held_out
-        without = self.left_out + self.dropped + self.passed_over + self.short_left_out
-        return self.seen in (None, used + without + self.aside)
 
     def in_words(self) -> str:
         """Return all counts in sentences."""
@@ -273,24 +266,23 @@ def _write_lists(
     train = {s: list(u.values()) for s, u in usable.items() if s not in held_out}
     utterances = [utterance for spoken in train.values() for utterance in spoken]
     single = [speaker for speaker, spoken in train.items() if len(spoken) == 1]
-    reasons = account.reasons()
+    causes = account.causes()
     prepared = Prepared(
         len(utterances),
         len(train),
-        left_out=reasons[TESTED],
+        left_out=causes[Cause.TESTED],
         held_out=sum(map(len, held_out.values())),
         valid_trials=len(lines),
         dropped=len(account.problems),
         single=len(single),
         seen=listing.seen(),
-        passed_over=reasons[BESIDE],
+        passed_over=causes[Cause.BESIDE],
         treated=dict(account.treated),
         short=count_short(utterances, settings),
-        short_left_out=reasons.get(Wrong.SHORT.words, 0),
-        aside=reasons.get(HIDDEN, 0) + reasons.get(ORIGINAL, 0),
+        short_left_out=causes[Cause.SHORT],
+        aside=causes[Cause.HIDDEN] + causes[Cause.ORIGINAL],
         lost=len(account.lost),
     )
-    assert prepared.accounts_for_all()
     write_account(
         account,
         save_folder,

@@ -23,7 +23,8 @@ from speechbrain_rev.data import (
     read_blocks,
     read_first_channel,
 )
-from speechbrain_rev.data.checking import FileProblem, read_checked
+from speechbrain_rev.data.checking import read_checked
+from speechbrain_rev.data.corpus import LeftOut
 from speechbrain_rev.inference.audio import Recording
 from tests.corpus import RATE, speak
 
@@ -97,7 +98,7 @@ def damaged(content: bytes, kind: str, suffix: str, draws: random.Random) -> byt
 
 def _checked(path: Path) -> torch.Tensor:
     checked = read_checked(path, sample_rate=RATE, whole=True)
-    if isinstance(checked, FileProblem):
+    if isinstance(checked, LeftOut):
         raise ValueError(f"{checked.path}: {checked.detail}")
     assert checked.wav is not None
     assert checked.samples == len(checked.wav)

@@ -8,8 +8,7 @@ import pytest
 import soundfile
 
 from speechbrain_rev.data import accounting, read_manifest
-from speechbrain_rev.data.checking import Wrong
-from speechbrain_rev.data.corpus import BESIDE, HIDDEN, ORIGINAL
+from speechbrain_rev.data.corpus import Cause
 from speechbrain_rev.data.dataset import ChunkDataset
 from speechbrain_rev.data.listing import DataSettings, list_speech
 from speechbrain_rev.data.overview import look_at
@@ -17,20 +16,20 @@ from tests.corpus import RATE, write_corpus
 
 #: Where each file that is left out lies below the data folder, and why it is.
 LEFT = {
-    "wav/id9/s/other.wma": Wrong.SUFFIX.words,
-    "wav/id9/s/rate.wav": Wrong.RATE.words,
-    "wav/id9/s/stereo.wav": Wrong.CHANNELS.words,
-    "wav/id9/s/empty.wav": Wrong.EMPTY.words,
-    "wav/id9/s/silent.wav": Wrong.SILENT.words,
-    "wav/id9/s/short.wav": Wrong.SHORT.words,
-    "wav/id9/s/call.amr": Wrong.SUFFIX.words,
-    "wav/id9/s/good.ogg": ORIGINAL,
-    "wav/id8/s/none.wav": Wrong.EMPTY.words,
-    "wav/nobody.wav": Wrong.NO_SPEAKER.words,
-    "wav/.cache/s/old.wav": HIDDEN,
-    "beside.wav": BESIDE,
+    "wav/id9/s/other.wma": Cause.SUFFIX.words,
+    "wav/id9/s/rate.wav": Cause.RATE.words,
+    "wav/id9/s/stereo.wav": Cause.CHANNELS.words,
+    "wav/id9/s/empty.wav": Cause.EMPTY.words,
+    "wav/id9/s/silent.wav": Cause.SILENT.words,
+    "wav/id9/s/short.wav": Cause.SHORT.words,
+    "wav/id9/s/call.amr": Cause.SUFFIX.words,
+    "wav/id9/s/good.ogg": Cause.ORIGINAL.words,
+    "wav/id8/s/none.wav": Cause.EMPTY.words,
+    "wav/nobody.wav": Cause.NO_SPEAKER.words,
+    "wav/.cache/s/old.wav": Cause.HIDDEN.words,
+    "beside.wav": Cause.BESIDE.words,
     **{
-        f"wav/{speaker}/s00/00000.wav": accounting.TESTED
+        f"wav/{speaker}/s00/00000.wav": Cause.TESTED.words
         for speaker in ("id00000", "id00001")
     },
 }
@@ -132,9 +131,9 @@ def test_a_file_that_is_lost_is_an_error(one_of_each, monkeypatch):
     )
     check = accounting.check_files
 
-    def losing(by_speaker, corpus, **options):
-        usable, problems, treated = check(by_speaker, corpus, **options)
-        return usable, problems[1:], treated
+    def losing(*given):
+        usable, left_out, *others = check(*given)
+        return usable, left_out[1:], *others
 
     monkeypatch.setattr(accounting, "check_files", losing)
     with pytest.raises(AssertionError, match="1 are lost"):

@@ -10,7 +10,7 @@ import pytest
 import speechbrain_rev
 from speechbrain_rev.data import VoxCelebFolder, audio_files
 from speechbrain_rev.data.corpora import find_files
-from speechbrain_rev.data.corpus import HIDDEN, ORIGINAL, OutsideError
+from speechbrain_rev.data.corpus import Cause, OutsideError
 from speechbrain_rev.data.listing import refuse_one_folder_twice, same_speakers
 
 
@@ -58,10 +58,10 @@ def test_names_are_listed_in_one_order_and_one_by_one(root):
     corpus = VoxCelebFolder(root)
     assert list(corpus.utterances()) == names
     write(root, ".trash/s0/1.wav", "id1/s0/._0.wav")
-    assert {name: reason for name, reason in corpus.audio() if reason} == {
-        "id1/s0/8.m4a": ORIGINAL,
-        ".trash/s0/1.wav": HIDDEN,
-        "id1/s0/._0.wav": HIDDEN,
+    assert {name: cause for name, cause in corpus.audio() if cause} == {
+        "id1/s0/8.m4a": Cause.ORIGINAL,
+        ".trash/s0/1.wav": Cause.HIDDEN,
+        "id1/s0/._0.wav": Cause.HIDDEN,
     }
     assert list(corpus.utterances()) == names
     (root / "id2/gone").symlink_to(root / "a disk that is not there")

@@ -42,9 +42,9 @@ def test_it_shows_what_a_preparation_lists_and_writes_nothing(
 
 def test_lengths_are_in_the_bar_that_begins_with_them():
     bars = histogram([0.5, 1.999, 2.0, 8000.0])
-    counted = {bar.name(): bar.count for bar in bars if bar.count}
-    assert counted == {"0.5-1": 1, "1-2": 1, "2-3": 1, "3600+": 1}
-    assert [bar.end for bar in bars[:-1]] == [bar.begin for bar in bars[1:]]
+    counted = [tuple(bar.values()) for bar in bars if bar["utterances"]]
+    assert counted == [(0.5, 1, 1), (1, 2, 1), (2, 3, 1), (3600, None, 1)]
+    assert [bar["to"] for bar in bars[:-1]] == [bar["from"] for bar in bars[1:]]
     assert histogram([]) == []
 
 
