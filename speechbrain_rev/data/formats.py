@@ -11,11 +11,12 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import ROUND_HALF_UP, Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 from speechbrain_rev.lists import each_line, read_lines, read_text
 from speechbrain_rev.whole_files import open_regular
@@ -25,6 +26,8 @@ from .manifest import RESERVED
 from .reading import AudioInfo, audio_info
 from .segments import Segment
 from .shards import Member, indexed
+
+Item = TypeVar("Item")
 
 # Of a recording that cannot be read, and is reported as such when it is checked.
 _ANY_RATE = 16000
@@ -86,6 +89,18 @@ class Row(NamedTuple):
         return Segment(self.file, self.start, self.samples, self.channel).path()
 
 
+def _made(
+    rows: Iterable[tuple[str, Item]], make: Callable[[Item], Row]
+) -> Iterator[Row]:
+    """Make rows of what stands at places; an error names its place."""
+    for place, given in rows:
+        try:
+            row = make(given)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        yield row
+
+
 def read_speechbrain(path: Path) -> Iterator[Row]:
     r"""Read a manifest of SpeechBrain: ID, wav, spk_id, and perhaps start and stop.
 
@@ -113,34 +128,36 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
     >>> [row.samples for row in read_speechbrain(path)]
     [32000]
     """
-    folder = path.parent
-    for place, given in _speechbrain_rows(path):
-        name, wav = (_text(given, key, place) for key in ("ID", "wav"))
-        if "data_root" in wav:
-            for root in ("$data_root", "{data_root}"):
-                wav = wav.replace(root, str(folder))
-        start = _sample(given, "start", place) or 0
-        stop = _sample(given, "stop", place)
-        if stop is not None and stop <= start:
+    return _made(_speechbrain_rows(path), partial(_speechbrain_row, path.parent))
+
+
+def _speechbrain_row(folder: Path, given: Mapping[str, object]) -> Row:
+    wav = _text(given, "wav")
+    if "data_root" in wav:
+        for root in ("$data_root", "{data_root}"):
+            wav = wav.replace(root, str(folder))
+    start, stop = _sample(given, "start") or 0, _sample(given, "stop")
+    samples = None if stop is None else stop - start
+    if samples is not None:
+        if samples <= 0:
             raise ValueError(
-                f"{place}: start is {start} and stop {stop}. An utterance ends behind its "
-                "start; correct them."
+                f"start is {start} and stop {stop}. An utterance ends behind its start; "
+                "correct them."
             )
-        if stop is not None:
-            _refuse_seconds(given.get("duration"), stop - start, place)
-        yield Row(
-            name,
-            folder / wav,
-            _who(given.get("spk_id"), place),
-            start,
-            None if stop is None else stop - start,
-            _who(given.get("session"), place),
-            _sample(given, "channel", place),
-            _labels(given, _SPEECHBRAINS, place),
-        )
+        _refuse_seconds(given.get("duration"), samples)
+    return Row(
+        _text(given, "ID"),
+        folder / wav,
+        _who(given.get("spk_id")),
+        start,
+        samples,
+        _who(given.get("session")),
+        _sample(given, "channel"),
+        _labels(given, _SPEECHBRAINS),
+    )
 
 
-def _refuse_seconds(duration: object, samples: int, place: str) -> None:
+def _refuse_seconds(duration: object, samples: int) -> None:
     """Refuse start and stop that would be samples of a rate that no speech has."""
     try:
         seconds = float(str(duration))
@@ -148,8 +165,8 @@ def _refuse_seconds(duration: object, samples: int, place: str) -> None:
         return
     if 0 < seconds < math.inf and samples < _LOWEST_RATE * seconds:
         raise ValueError(
-            f"{place}: stop - start is {samples} and duration {seconds:g} s. start and stop "
-            "are in samples; correct them, or leave both out."
+            f"stop - start is {samples} and duration {seconds:g} s. start and stop are in "
+            "samples; correct them, or leave both out."
         )
 
 
@@ -229,32 +246,18 @@ def read_kaldi(path: Path) -> Iterator[Row]:
     >>> [(row.ID, row.speaker) for row in read_kaldi(folder)]
     [('u1', 'ann')]
     """
-    recordings = {}
-    for name, (wav, place) in _kaldi_table(
-        path / "wav.scp", "'recording file'"
-    ).items():
-        if wav.startswith("|") or wav.endswith("|"):
-            raise ValueError(
-                f"{place}: {wav[:60]!r} is a command, and is not run. Write its output "
-                "into a file and list that: wav-copy scp:wav.scp 'ark,scp:...' of Kaldi, "
-                "or the command itself with > FILE.wav."
-            )
-        recordings[name] = path / wav
+    recordings = _kaldi_table(path / "wav.scp", "'recording file'", _no_command)
     # Noise has none.
     speakers, named = {}, (path / "utt2spk").exists()
     if named:
-        speakers = _kaldi_table(path / "utt2spk", "'utterance speaker'")
-        for spoken, place in speakers.values():
-            if len(spoken.split()) > 1:
-                raise ValueError(
-                    f"{place}: {spoken[:60]!r} is more than one field. Lines are "
-                    "'utterance speaker'."
-                )
+        speakers = _kaldi_table(path / "utt2spk", "'utterance speaker'", _one_field)
     of_whom = speakers if named else dict.fromkeys(recordings, ("", str(path)))
-    whole = {name: (name, place) for name, (_, place) in of_whom.items()}
-    parts = whole
+    parts: dict[str, tuple[_KaldiPart, str]] = {
+        name: ((name, None, None), place) for name, (_, place) in of_whom.items()
+    }
     if (path / "segments").is_file():
-        parts = _kaldi_table(path / "segments", "'utterance recording start end'")
+        form = "'utterance recording start end'"
+        parts = _kaldi_table(path / "segments", form, _kaldi_part)
     elif silent := recordings.keys() - of_whom.keys():
         raise ValueError(
             f"{path / 'utt2spk'} has no speaker of {min(silent)!r} of wav.scp. Add a line "
@@ -264,61 +267,47 @@ def read_kaldi(path: Path) -> Iterator[Row]:
         raise ValueError(
             f"{path / 'segments'} has no line of {min(lacking)!r} of utt2spk. Add one."
         )
-    channels = _kaldi_channels(path / CHANNELS)
-    for name, (part, place) in parts.items():
-        recording, *times = part.split() if parts is not whole else [part]
+    channels: dict[str, tuple[int, str]] = {}
+    if (path / CHANNELS).is_file():
+        form = "'recording file channel'"
+        channels = _kaldi_table(path / CHANNELS, form, _kaldi_channel)
+
+    def row(given: tuple[str, _KaldiPart]) -> Row:
+        name, (recording, start, end) = given
         if recording not in recordings:
-            raise ValueError(
-                f"{place}: wav.scp has no {recording!r}. Add a line for it."
-            )
+            raise ValueError(f"wav.scp has no {recording!r}. Add a line for it.")
         if named and name not in speakers:
-            raise ValueError(
-                f"{place}: utt2spk has no speaker of {name!r}. Add a line."
-            )
-        file, speaker = recordings[recording], speakers[name][0] if named else None
-        channel = channels.get(recording)
+            raise ValueError(f"utt2spk has no speaker of {name!r}. Add a line.")
+        file = path / recordings[recording][0]
+        speaker = speakers[name][0] if named else None
+        channel = channels[recording][0] if recording in channels else None
         if channel is not None and (header := _header(file)) and header.channels == 1:
             # The file was made of that channel.
             channel = None
-        if parts is whole:
-            yield Row(name, file, speaker, channel=channel)
-            continue
-        start, end = _times(times, place)
-        rate = _rate(file)
-        if max(start, end or 0) > _LONGEST:
-            raise ValueError(
-                f"{place}: a time is {max(start, end or 0):g} s. Correct it."
-            )
+        if start is None:
+            return Row(name, file, speaker, channel=channel)
+        rate = header.sample_rate if (header := _header(file)) else _ANY_RATE
         first = round(start * rate)
         samples = None if end is None else round(end * rate) - first
-        yield Row(name, file, speaker, first, samples, channel=channel)
+        return Row(name, file, speaker, first, samples, channel=channel)
+
+    yield from _made(((place, (name, x)) for name, (x, place) in parts.items()), row)
 
 
-def _kaldi_channels(path: Path) -> dict[str, int]:
-    """Give the channel of each recording, from 0 on, if there is such a table."""
-    channels = {}
-    table = _kaldi_table(path, "'recording file channel'") if path.is_file() else {}
-    for name, (rest, place) in table.items():
-        channel = rest.split()[-1]
-        if channel in _LETTERS:
-            channels[name] = _LETTERS.index(channel)
-        elif channel.isdecimal() and int(channel):
-            channels[name] = int(channel) - 1
-        else:
-            raise ValueError(
-                f"{place}: the channel is {channel[:60]!r}. Channels are A, B, ... or 1, 2, "
-                "...; correct it."
-            )
-    return channels
+# A recording, with start and end in seconds: None for all of it, and for its end.
+_KaldiPart: TypeAlias = tuple[str, float | None, float | None]
 
 
-def _kaldi_table(path: Path, form: str) -> dict[str, tuple[str, str]]:
-    """Give the rest of each line, and where it stands, by its first word."""
+def _kaldi_table(
+    path: Path, form: str, take: Callable[[str], Item]
+) -> dict[str, tuple[Item, str]]:
+    """Take the rest of each line, and where it stands, by its first word."""
     if not path.is_file():
         raise ValueError(
             f"There is no {path}. A Kaldi directory has wav.scp and utt2spk."
         )
-    table: dict[str, tuple[str, str]] = {}
+    table: dict[str, tuple[Item, str]] = {}
+    texts: dict[str, str] = {}
     for number, line in enumerate(read_lines(path, form), start=1):
         place = f"{path}, line {number}"
         if not line.strip():
@@ -326,35 +315,71 @@ def _kaldi_table(path: Path, form: str) -> dict[str, tuple[str, str]]:
         name, *rest = line.split(maxsplit=1)
         if not rest:
             raise ValueError(f"{place}: {line[:60]!r} has one field. Lines are {form}.")
+        text = rest[0].strip()
         if name in table:
             raise ValueError(
-                f"{place}: {name!r} is {rest[0].strip()[:60]!r} and was "
-                f"{table[name][0][:60]!r} before. Leave the right line."
+                f"{place}: {name!r} is {text[:60]!r} and was {texts[name][:60]!r} before. "
+                "Leave the right line."
             )
-        table[name] = rest[0].strip(), place
+        texts[name] = text
+        try:
+            table[name] = take(text), place
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
     if not table:
         raise ValueError(f"{path} is empty. Lines are {form}.")
     return table
 
 
-def _times(given: list[str], place: str) -> tuple[float, float | None]:
-    """Give start and end of a segment in seconds; an end of None is the recording's."""
+def _no_command(wav: str) -> str:
+    if wav.startswith("|") or wav.endswith("|"):
+        raise ValueError(
+            f"{wav[:60]!r} is a command, and is not run. Write its output into a file and "
+            "list that: wav-copy scp:wav.scp 'ark,scp:...' of Kaldi, or the command itself "
+            "with > FILE.wav."
+        )
+    return wav
+
+
+def _one_field(speaker: str) -> str:
+    if len(speaker.split()) > 1:
+        raise ValueError(
+            f"{speaker[:60]!r} is more than one field. Lines are 'utterance speaker'."
+        )
+    return speaker
+
+
+def _kaldi_channel(text: str) -> int:
+    """Give the channel that is the last field, from 0 on."""
+    channel = text.split()[-1]
+    if channel in _LETTERS:
+        return _LETTERS.index(channel)
+    if channel.isdecimal() and int(channel):
+        return int(channel) - 1
+    raise ValueError(
+        f"the channel is {channel[:60]!r}. Channels are A, B, ... or 1, 2, ...; correct it."
+    )
+
+
+def _kaldi_part(text: str) -> _KaldiPart:
+    """Give a segment of a recording."""
+    recording, *times = text.split()
     try:
-        start, end = map(float, given)
+        start, end = map(float, times)
     except ValueError as error:
         raise ValueError(
-            f"{place}: {' '.join(given)[:60]!r} are no start and end in seconds. Lines are "
+            f"{' '.join(times)[:60]!r} are no start and end in seconds. Lines are "
             "'utterance recording start end'."
         ) from error
     if not (math.isfinite(start) and math.isfinite(end)) or start < 0:
-        raise ValueError(
-            f"{place}: it begins at {start:g} s, ends at {end:g} s. Correct it."
-        )
+        raise ValueError(f"it begins at {start:g} s, ends at {end:g} s. Correct it.")
     if end != -1 and end <= start:
         raise ValueError(
-            f"{place}: it ends at {end:g} s, not behind its start at {start:g} s. Correct it."
+            f"it ends at {end:g} s, not behind its start at {start:g} s. Correct it."
         )
-    return start, None if end == -1 else end
+    if max(start, end) > _LONGEST:
+        raise ValueError(f"a time is {max(start, end):g} s. Correct it.")
+    return recording, start, None if end == -1 else end
 
 
 @lru_cache(maxsize=4096)
@@ -364,11 +389,6 @@ def _header(file: Path) -> AudioInfo | None:
         return audio_info(file, estimate=True)
     except (ValueError, OSError, ImportError):
         return None
-
-
-def _rate(file: Path, unreadable: int = _ANY_RATE) -> int:
-    header = _header(file)
-    return unreadable if header is None else header.sample_rate
 
 
 def read_wespeaker(path: Path) -> Iterator[Row]:
@@ -396,13 +416,18 @@ def read_wespeaker(path: Path) -> Iterator[Row]:
     [('u1', 'ann')]
     """
     form = '{"key": ..., "wav": ..., "spk": ...}'
-    for number, line in enumerate(read_lines(path, form), start=1):
-        place = f"{path}, line {number}"
-        given = _json(line, place)
-        name, wav = (_text(given, key, place) for key in ("key", "wav"))
-        labels = _labels(given, {"key", "wav", "spk"}, place)
-        speaker = _who(given.get("spk"), place)
-        yield Row(name, path.parent / wav, speaker, labels=labels)
+    return _made(
+        _objects(path, read_lines(path, form)), partial(_wespeaker_row, path.parent)
+    )
+
+
+def _wespeaker_row(folder: Path, given: Mapping[str, object]) -> Row:
+    return Row(
+        _text(given, "key"),
+        folder / _text(given, "wav"),
+        _who(given.get("spk")),
+        labels=_labels(given, {"key", "wav", "spk"}),
+    )
 
 
 def read_shards(path: Path) -> Iterator[Row]:
@@ -521,52 +546,47 @@ def read_lhotse(path: Path) -> Iterator[Row]:
     [('c1', 'ann', 8000, 16000)]
     """
     form = '{"id": ..., "type": "MonoCut", ...}'
-    for number, line in enumerate(each_line(path, form), start=1):
-        place = f"{path}, line {number}"
-        cut = _json(line, place)
-        if other := next((key for key in _NO_CUTS if key in cut), ""):
-            raise ValueError(
-                f"{place}: it is no cut, but one of the {_NO_CUTS[other]} of lhotse. Give a "
-                "cut set: CutSet.from_manifests(recordings, supervisions).to_file(...)."
-            )
-        name, kind = _text(cut, "id", place), cut.get("type")
-        if kind != "MonoCut":
-            raise ValueError(
-                f"{place}: {name!r} is a {kind}. Only MonoCut is one utterance of one file: "
-                "save mixed cuts as audio (CutSet.save_audios), or leave them out."
-            )
-        recording = _object(cut, "recording", place)
-        if recording.get("transforms"):
-            raise ValueError(
-                f"{place}: the recording of {name!r} is to be changed when it is read "
-                "(transforms). Save it as audio (CutSet.save_audios), or leave it out."
-            )
-        channel = _sample(cut, "channel", place) or 0
-        source, within = _lhotse_source(recording, channel, place)
-        rate = recording.get("sampling_rate")
-        if isinstance(rate, bool) or not isinstance(rate, int) or rate < 1:
-            raise ValueError(f"{place}: sampling_rate is {rate!r}. It is in Hz.")
-        file = path.parent / source
-        if _rate(file, rate) != rate:
-            raise ValueError(
-                f"{place}: sampling_rate is {rate}, and {file} has {_rate(file, rate)} Hz. "
-                "Save the cuts again, from the recordings that are there."
-            )
-        start, samples = (
-            _rounded(cut.get(k), rate, k, place) for k in ("start", "duration")
+    return _made(
+        _objects(path, each_line(path, form)), partial(_lhotse_row, path.parent)
+    )
+
+
+def _lhotse_row(folder: Path, cut: Mapping[str, object]) -> Row:
+    if other := next((key for key in _NO_CUTS if key in cut), ""):
+        raise ValueError(
+            f"it is no cut, but one of the {_NO_CUTS[other]} of lhotse. Give a cut set: "
+            "CutSet.from_manifests(recordings, supervisions).to_file(...)."
         )
-        if not samples:
-            raise ValueError(f"{place}: {name!r} has no samples. Leave it out.")
-        speaker, labels = _supervised(cut, channel, place)
-        yield Row(
-            name,
-            file,
-            speaker,
-            start,
-            samples,
-            channel=within,
-            labels=labels,
+    name, kind = _text(cut, "id"), cut.get("type")
+    if kind != "MonoCut":
+        raise ValueError(
+            f"{name!r} is a {kind}. Only MonoCut is one utterance of one file: save mixed "
+            "cuts as audio (CutSet.save_audios), or leave them out."
         )
+    recording = cut.get("recording")
+    if not isinstance(recording, dict):
+        raise ValueError(f"recording is {str(recording)[:60]}. Cuts of audio have one.")
+    if recording.get("transforms"):
+        raise ValueError(
+            f"the recording of {name!r} is to be changed when it is read (transforms). Save "
+            "it as audio (CutSet.save_audios), or leave it out."
+        )
+    channel = _sample(cut, "channel") or 0
+    source, within = _lhotse_source(recording, channel)
+    rate = recording.get("sampling_rate")
+    if isinstance(rate, bool) or not isinstance(rate, int) or rate < 1:
+        raise ValueError(f"sampling_rate is {rate!r}. It is in Hz.")
+    file = folder / source
+    if (header := _header(file)) and header.sample_rate != rate:
+        raise ValueError(
+            f"sampling_rate is {rate}, and {file} has {header.sample_rate} Hz. Save the "
+            "cuts again, from the recordings that are there."
+        )
+    start, samples = (_rounded(cut.get(k), rate, k) for k in ("start", "duration"))
+    if not samples:
+        raise ValueError(f"{name!r} has no samples. Leave it out.")
+    speaker, labels = _supervised(cut, channel)
+    return Row(name, file, speaker, start, samples, channel=within, labels=labels)
 
 
 # Fields that lines of other manifests of lhotse have, and cuts have not.
@@ -574,7 +594,7 @@ _NO_CUTS = {"sources": "recordings", "recording_id": "supervisions"}
 
 
 def _lhotse_source(
-    recording: Mapping[str, object], channel: int, place: str
+    recording: Mapping[str, object], channel: int
 ) -> tuple[str, int | None]:
     """Give the file that has a channel of a recording, and which of several it is."""
     sources = recording.get("sources")
@@ -584,50 +604,48 @@ def _lhotse_source(
             continue
         if source.get("type") != "file":
             raise ValueError(
-                f"{place}: the recording is a {source.get('type')}, not a file, and "
+                f"the recording is a {source.get('type')}, not a file, and "
                 "commands are not run. Save it as audio (CutSet.save_audios)."
             )
         within = channels.index(channel) if len(channels) > 1 else None
-        return _text(source, "source", place), within
+        return _text(source, "source"), within
     raise ValueError(
-        f"{place}: no source of the recording has the channel {channel}. Save the cuts with "
+        f"no source of the recording has the channel {channel}. Save the cuts with "
         "their recordings (CutSet.to_file)."
     )
 
 
-def _rounded(seconds: object, rate: int, key: str, place: str) -> int:
+def _rounded(seconds: object, rate: int, key: str) -> int:
     """Give the samples of a time, rounded as lhotse's compute_num_samples."""
     known = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not known or not 0 <= seconds < _LONGEST:  # type: ignore[operator]
-        raise ValueError(f"{place}: {key} is {seconds!r}. It is in seconds, from 0 on.")
+        raise ValueError(f"{key} is {seconds!r}. It is in seconds, from 0 on.")
     exact = Decimal(round(seconds * rate, ndigits=8))  # type: ignore[operator]
     return int(exact.quantize(Decimal(0), rounding=ROUND_HALF_UP))
 
 
 def _supervised(
-    cut: Mapping[str, object], channel: int, place: str
+    cut: Mapping[str, object], channel: int
 ) -> tuple[str | None, tuple[tuple[str, str], ...]]:
     """Give the one speaker of a cut, and what else is known of it."""
     given = cut.get("supervisions") or []
     if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
-        raise ValueError(
-            f"{place}: supervisions are no list of objects. Save it again."
-        )
+        raise ValueError("supervisions are no list of objects. Save it again.")
     if not given:
         return None, ()
     if len(given) > 1 or _is_part(given[0], cut, channel):
         who = sorted({str(one.get("speaker")) for one in given})
         raise ValueError(
-            f"{place}: {', '.join(who)} of {len(given)} supervision(s) speaks in a part of "
+            f"{', '.join(who)} of {len(given)} supervision(s) speaks in a part of "
             "the cut, or on another channel. Cut it by speaker "
             "(CutSet.trim_to_supervisions), or leave it out."
         )
     custom = given[0].get("custom") or {}
     if not isinstance(custom, dict):
-        raise ValueError(f"{place}: custom is no object. Save it again.")
+        raise ValueError("custom is no object. Save it again.")
     known = {**custom}
     known |= {k: given[0][k] for k in ("language", "gender") if given[0].get(k)}
-    return _who(given[0].get("speaker"), place), _labels(known, (), place, refused=())
+    return _who(given[0].get("speaker")), _labels(known, (), refused=())
 
 
 def _is_part(
@@ -642,15 +660,6 @@ def _is_part(
     return start > _ROUNDED or end < cut["duration"] - _ROUNDED  # type: ignore[operator]
 
 
-def _object(given: Mapping[str, object], key: str, place: str) -> dict[str, Any]:
-    value = given.get(key)
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"{place}: {key} is {str(value)[:60]}. Cuts of audio have one."
-        )
-    return value
-
-
 def _json(text: str, place: str) -> dict[str, object]:
     try:
         given = json.loads(text, object_pairs_hook=_once)
@@ -663,39 +672,44 @@ def _json(text: str, place: str) -> dict[str, object]:
     return given
 
 
+def _objects(
+    path: Path, lines: Iterable[str]
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Give the object of each line of JSON, and where it stands."""
+    for number, line in enumerate(lines, start=1):
+        place = f"{path}, line {number}"
+        yield place, _json(line, place)
+
+
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Make an object of its fields, each of which is there once."""
     given = dict(pairs)
     if len(given) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{twice!r} is there twice")
     return given
 
 
-def _text(given: Mapping[str, object], key: str, place: str) -> str:
+def _text(given: Mapping[str, object], key: str) -> str:
     """Give a field that must be a text."""
     value = given.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(
-            f"{place}: {key} is {value!r}. Give one, or delete the utterance."
-        )
+        raise ValueError(f"{key} is {value!r}. Give one, or delete the utterance.")
     return value.strip()
 
 
-def _who(value: object, place: str) -> str | None:
+def _who(value: object) -> str | None:
     """Give a name that need not be there."""
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        raise ValueError(f"{place}: {value!r} is no name. Give a text, in quotes.")
+        raise ValueError(f"{value!r} is no name. Give a text, in quotes.")
     return value.strip() or None
 
 
 def _labels(
     given: Mapping[str, object],
     known: Collection[str],
-    place: str,
     refused: Collection[str] = _TIMES,
 ) -> tuple[tuple[str, str], ...]:
     """Give what a row says beside the known fields, as texts."""
@@ -704,12 +718,12 @@ def _labels(
         return ()
     if times := [name for name in further if name.strip().lower() in refused]:
         raise ValueError(
-            f"{place}: {times[0]!r} is not read, and the whole file would be used. Cut the "
+            f"{times[0]!r} is not read, and the whole file would be used. Cut the "
             "audio, give start and stop in samples (SpeechBrain's CSV), or leave it out."
         )
     if reserved := [name for name in further if name in RESERVED]:
         raise ValueError(
-            f"{place}: {reserved[0]!r} is a column that the manifest has for itself "
+            f"{reserved[0]!r} is a column that the manifest has for itself "
             f"({', '.join(RESERVED)}). Rename it."
         )
     values = ((name, given[name]) for name in further)
@@ -720,7 +734,7 @@ def _labels(
     )
 
 
-def _sample(given: Mapping[str, object], key: str, place: str) -> int | None:
+def _sample(given: Mapping[str, object], key: str) -> int | None:
     """Give a field that must be a count of samples; None where there is none."""
     value = given.get(key)
     if value is None or value == "":
@@ -730,9 +744,7 @@ def _sample(given: Mapping[str, object], key: str, place: str) -> int | None:
     except ValueError:
         sample = -1
     if sample < 0:
-        raise ValueError(
-            f"{place}: {key} is {value!r}. It is a number of samples from 0 on."
-        )
+        raise ValueError(f"{key} is {value!r}. It is a number of samples from 0 on.")
     return sample
 
 
