@@ -118,8 +118,8 @@ def check_files(
         )
         if isinstance(audio, LeftOut):
             return audio
-        known, labels = corpus.utterance_id(name), corpus.labels(name)
-        used = Utterance(known, str(audio.path), audio.samples, speaker, labels)
+        ID, labels = corpus.entry(name)
+        used = Utterance(ID, str(audio.path), audio.samples, speaker, labels)
         return used, audio.treated
 
     usable: dict[str, dict[str, Utterance]] = defaultdict(dict)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, TypeAlias
 
@@ -21,10 +22,8 @@ from .corpus import (
     AUDIO_SUFFIXES,
     OTHER_SUFFIXES,
     THREADS,
-    Cause,
     Corpus,
     OutsideError,
-    Remarks,
     VoxCelebFolder,
     audio_below,
     audio_exists,
@@ -136,13 +135,12 @@ class ListedCorpus(Corpus):
         return by_name
 
     def _whose(self, name: str) -> str:
-        row = self.rows.get(name)
-        part = "" if row is None else f"\t{row.start}+{row.samples}"
-        if row is not None and row.channel is not None:
-            part += f"@{row.channel}"
-        if row is not None and row.labels:
-            part += f"\t{row.labels}"
-        return f"{super()._whose(name)}{part}"
+        whose = super()._whose(name)
+        if row := self.rows.get(name):
+            whose += f"\t{row.start}+{row.samples}"
+            whose += "" if row.channel is None else f"@{row.channel}"
+            whose += f"\t{row.labels}" if row.labels else ""
+        return whose
 
     @property
     def format(self) -> str:
@@ -168,10 +166,9 @@ class ListedCorpus(Corpus):
         row = self.rows.get(name)
         return None if row is None else row.session or str(row.file)
 
-    def labels(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Give what else the list says of an ID, by name."""
-        row = self.rows.get(name)
-        return () if row is None else row.labels
+    def entry(self, name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """Give the ID, and what else the list says of it, by name."""
+        return name, self.rows[name].labels
 
     def lacks(self, name: str) -> str:
         """Say which file is missing, or that the list has no such ID."""
@@ -250,14 +247,6 @@ class JoinedCorpus(Corpus):
 
     members: Mapping[str, Corpus]
 
-    layout: ClassVar[str] = ""
-
-    @classmethod
-    def find(
-        cls, folder: str | Path, *, any_extension: bool, outside_files: bool
-    ) -> None:
-        """Recognise nothing: one folder is no several corpora."""
-
     @classmethod
     def of(cls, corpora: Mapping[str, Corpus], option: str) -> JoinedCorpus:
         """Join the corpora of folders, which were given as an option and must not overlap.
@@ -268,13 +257,12 @@ class JoinedCorpus(Corpus):
             If one folder lies in another: its speakers would be two.
         """
         real = {folder: os.path.realpath(folder) for folder in corpora}
-        for one in real:
-            for other in real:
-                if one != other and Path(real[one]).is_relative_to(real[other]):
-                    raise ValueError(
-                        f"{option} has {other} and {one}, which is in it: its speakers "
-                        "would be two each. Leave one."
-                    )
+        for one, other in permutations(real, 2):
+            if Path(real[one]).is_relative_to(real[other]):
+                raise ValueError(
+                    f"{option} has {other} and {one}, which is in it: its speakers would "
+                    "be two each. Leave one."
+                )
         names = dict(zip(corpora, _apart(list(corpora), option), strict=True))
         return cls({names[folder]: corpus for folder, corpus in corpora.items()})
 
@@ -284,16 +272,15 @@ class JoinedCorpus(Corpus):
 
     def part(self, name: str) -> str:
         """Return which corpus a name is of, the first if none has it."""
-        found = self._of(name)
-        return next(iter(self.members)) if found is None else found[0]
+        return self._of(name)[0] or next(iter(self.members))
 
     @property
     def format(self) -> str:
         """Return the formats of all."""
         return ", ".join(corpus.format for corpus in self.members.values())
 
-    def _of(self, name: str) -> tuple[str, Corpus, str] | None:
-        """Find the corpus of a name, and the name in it; None if none has it."""
+    def _of(self, name: str) -> tuple[str, Corpus, str]:
+        """Find the key and corpus of a name, and the name in it; "" if none has it."""
         first, _, rest = name.partition("/")
         if rest and first in self.members:
             return first, self.members[first], rest
@@ -308,55 +295,41 @@ class JoinedCorpus(Corpus):
                 f"{name!r} is in the corpora {', '.join(keys)}. Write {keys[0]}/{name} for "
                 "one of them."
             )
-        return having[0] if having else None
+        return having[0] if having else ("", next(iter(self.members.values())), name)
 
     def utterances(self) -> Iterator[str]:
         """List the names of one corpus after the other."""
         for key, corpus in self.members.items():
             yield from (f"{key}/{name}" for name in corpus.utterances())
 
-    def audio(self) -> Iterator[tuple[str, Cause | None]]:
-        """List the audio of one corpus after the other."""
-        for key, corpus in self.members.items():
-            yield from ((f"{key}/{name}", cause) for name, cause in corpus.audio())
-
     def locate(self, name: str) -> Path:
         """Give the file of a name, with or without its corpus."""
-        found = self._of(name)
-        if found is None:
-            return next(iter(self.members.values())).locate(name)
-        return found[1].locate(found[2])
+        _, corpus, rest = self._of(name)
+        return corpus.locate(rest)
 
     def speaker(self, name: str) -> str | None:
         """Give the speaker of a name; without a corpus where no corpus has the file."""
-        found = self._of(name)
-        if found is None:
+        key, corpus, rest = self._of(name)
+        if not key:
             speakers = (corpus.speaker(name) for corpus in self.members.values())
             return next(filter(None, speakers), None)
-        key, corpus, rest = found
         speaker = corpus.speaker(rest)
         return None if speaker is None else f"{key}/{speaker}"
 
     def session(self, name: str) -> str | None:
         """Give the session in its corpus."""
-        found = self._of(name)
-        return None if found is None else found[1].session(found[2])
+        _, corpus, rest = self._of(name)
+        return corpus.session(rest)
 
-    def labels(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Give the labels in its corpus."""
-        found = self._of(name)
-        return () if found is None else found[1].labels(found[2])
-
-    def utterance_id(self, name: str) -> str:
-        """Give the ID in its corpus, behind the name of that."""
-        found = self._of(name)
-        return (
-            name if found is None else f"{found[0]}/{found[1].utterance_id(found[2])}"
-        )
+    def entry(self, name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """Give the ID in its corpus, behind the name of that, and the labels."""
+        key, corpus, rest = self._of(name)
+        ID, labels = corpus.entry(rest)
+        return f"{key}/{ID}", labels
 
     def _whose(self, name: str) -> str:
-        found = self._of(name)
-        return "" if found is None else found[1]._whose(found[2])
+        key, corpus, rest = self._of(name)
+        return corpus._whose(rest) if key else ""
 
     def also_known_as(self, speaker: str) -> str:
         """Give the speaker's name in the corpus."""
@@ -369,23 +342,10 @@ class JoinedCorpus(Corpus):
 
     def lacks(self, name: str) -> str:
         """Say which file of its corpus is missing, or that none has it."""
-        found = self._of(name)
-        if found is None:
+        key, corpus, rest = self._of(name)
+        if not key:
             return f"{name!r}, which none of {', '.join(self.members)} has"
-        return found[1].lacks(found[2])
-
-    def remarks(self, names: Collection[str]) -> Remarks:
-        """Collect the remarks on all."""
-        made = [
-            corpus.remarks(
-                [n.partition("/")[2] for n in names if n.startswith(f"{key}/")]
-            )
-            for key, corpus in self.members.items()
-        ]
-        return Remarks(
-            tuple(words for one in made for words in one.warnings),
-            tuple(path for one in made for path in one.passed_over),
-        )
+        return corpus.lacks(rest)
 
 
 def _apart(folders: Sequence[str], option: str) -> list[str]:

@@ -334,22 +334,6 @@ def inside(root: Path, name: str, *, within: str | Path | None) -> Path:
     return root / name
 
 
-@dataclass(frozen=True)
-class Remarks:
-    """What a user should know of how the files of a corpus lie.
-
-    Attributes
-    ----------
-    warnings : tuple of str
-        Sentences.
-    passed_over : tuple of Path
-        Files of audio in the folder that are beside the corpus.
-    """
-
-    warnings: tuple[str, ...] = ()
-    passed_over: tuple[Path, ...] = ()
-
-
 class Corpus(Protocol):
     """A layout of a corpus: which audio there is, where, and whose.
 
@@ -365,11 +349,10 @@ class Corpus(Protocol):
         they belong to the digest: a changed list is another corpus.
     """
 
-    layout: ClassVar[str]
+    layout: ClassVar[str] = ""
     speakers_in_names: ClassVar[bool] = False
 
     @classmethod
-    @abstractmethod
     def find(
         cls, folder: str | Path, *, any_extension: bool, outside_files: bool
     ) -> Corpus | None:
@@ -457,14 +440,10 @@ class Corpus(Protocol):
         """Give what a list of another corpus may call a speaker."""
         return speaker
 
-    def labels(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Give what else is known of a file, by name: columns of the manifest."""
-        return ()
-
-    def utterance_id(self, name: str) -> str:
-        """Give what the manifest calls a file: its name, without the ending of a path."""
+    def entry(self, name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """Give the ID of a file in the manifest, and further columns by name."""
         # An ID of a list may have a dot, and no ending.
-        return name.rsplit(".", 1)[0] if self.speakers_in_names else name
+        return (name.rsplit(".", 1)[0] if self.speakers_in_names else name), ()
 
     def digest(self, names: Iterable[str] | None = None) -> str:
         """Digest names, sizes and speakers: equal where a corpus has not changed.
@@ -504,7 +483,7 @@ class Corpus(Protocol):
         """Say of a name that has no file which file that would be."""
         return str(located(self, name)[0])
 
-    def remarks(self, names: Collection[str]) -> Remarks:
+    def remarks(self, names: Collection[str]) -> tuple[list[str], list[Path]]:
         """Look for what is unusual about how files lie.
 
         Parameters
@@ -514,9 +493,12 @@ class Corpus(Protocol):
 
         Returns
         -------
-        Remarks
+        warnings : list of str
+            Sentences.
+        beside : list of Path
+            Files of audio in the folder that are beside the corpus.
         """
-        return Remarks()
+        return [], []
 
 
 def located(corpus: Corpus, name: str) -> tuple[Path, OutsideError | None]:
@@ -802,7 +784,7 @@ class VoxCelebFolder(Corpus):
         """Give the folder of a speaker; None where it is not the first of names."""
         return self.root / speaker if self.speaker_from == 1 else None
 
-    def remarks(self, names: Collection[str]) -> Remarks:
+    def remarks(self, names: Collection[str]) -> tuple[list[str], list[Path]]:
         """Warn of unusual depths, and of audio beside the speakers' folders.
 
         Parameters
@@ -825,7 +807,7 @@ class VoxCelebFolder(Corpus):
                 f"{'' if self.speakers is None else ', or not in dev/dev.lst'}, such as "
                 f"{', '.join(map(str, others[:3]))}."
             )
-        return Remarks(tuple(filter(None, warnings)), tuple(others))
+        return [*filter(None, warnings)], others
 
     def _unusual_depths(self, names: Iterable[str]) -> str:
         """Say at which depths speech lies, if that is not VoxCeleb's everywhere."""

@@ -280,30 +280,28 @@ def list_speech(settings: DataSettings, option: str = "data_folder") -> ListedSp
     corpus = settings.corpus(option)
     if settings.train_list is not None:
         return ListedSpeech(corpus, _listed(corpus, settings))
-    listing = _in_folder(corpus)
-    if settings.speaker_from is None:
-        for key, part in corpus.parts().items():
-            before = f"{key}/" if key else ""
-            _refuse_splits(
-                part,
-                {
-                    speaker.removeprefix(before): names[0].removeprefix(before)
-                    for speaker, names in listing.by_speaker.items()
-                    if speaker.startswith(before)
-                },
-                option,
-            )
-    return listing
+    by_speaker: dict[str, list[str]] = {}
+    left_out: list[LeftOut] = []
+    for key, part in corpus.parts().items():
+        speakers = _in_folder(part, left_out)
+        if settings.speaker_from is None:
+            _refuse_splits(part, speakers, option)
+        before = f"{key}/" if key else ""
+        for speaker, names in speakers.items():
+            by_speaker[before + speaker] = [before + name for name in sorted(names)]
+    return ListedSpeech(corpus, by_speaker, sorted(left_out, key=lambda one: one.path))
 
 
-def _refuse_splits(corpus: Corpus, speakers: Mapping[str, str], option: str) -> None:
+def _refuse_splits(
+    corpus: Corpus, speakers: Mapping[str, Sequence[str]], option: str
+) -> None:
     """Refuse folders such as train and test, each of which would be one speaker."""
     if not isinstance(corpus, VoxCelebFolder):
         return
     splits = sorted(filter(_SPLIT.fullmatch, speakers))
     words = f"{', '.join(splits[: _EXAMPLES + 1])} in {corpus.root}"
     if splits and len(splits) == len(speakers):
-        name = speakers[splits[-1]]
+        name = min(speakers[splits[-1]])
         raise ValueError(
             f"Folders called {words} would be taken for speakers. Give the one to train on "
             f"as {option} ({corpus.root / splits[-1]}), or the level of the speakers' "
@@ -317,9 +315,9 @@ def _refuse_splits(corpus: Corpus, speakers: Mapping[str, str], option: str) -> 
         )
 
 
-def _in_folder(corpus: Corpus) -> ListedSpeech:
-    """List all audio: of speakers, of none, and what is passed over."""
-    by_speaker, left_out, names = defaultdict(list), [], []
+def _in_folder(corpus: Corpus, left_out: list[LeftOut]) -> dict[str, list[str]]:
+    """List the audio of speakers, and what is left out."""
+    by_speaker, names = defaultdict(list), []
     # Files of other formats are listed too, so that none is dropped silently.
     for name, cause in tqdm(corpus.audio(), desc="listing", unit="file", leave=False):
         if cause:
@@ -335,13 +333,12 @@ def _in_folder(corpus: Corpus) -> ListedSpeech:
             if "/" in name or not corpus.speakers_in_names:
                 words = f"{path}: speaker_from finds no speaker in {name}"
             left_out.append(LeftOut(path, Cause.NO_SPEAKER, words))
-    remarks = corpus.remarks(names)
-    for words in remarks.warnings:
+    warnings, beside = corpus.remarks(names)
+    for words in warnings:
         logger.warning(words)
-    in_order = {speaker: sorted(names) for speaker, names in by_speaker.items()}
-    beside = Cause.BESIDE
-    left_out += [LeftOut(str(p), beside, beside.detail) for p in remarks.passed_over]
-    return ListedSpeech(corpus, in_order, sorted(left_out, key=lambda one: one.path))
+    cause = Cause.BESIDE
+    left_out += [LeftOut(str(path), cause, cause.detail) for path in beside]
+    return by_speaker
 
 
 def _listed(corpus: Corpus, settings: DataSettings) -> dict[str, list[str]]:
