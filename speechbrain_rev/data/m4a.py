@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -63,12 +62,7 @@ class M4aFile:
     def __enter__(self) -> M4aFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._container.close()
 
     def blocks(self) -> Iterator[NDArray[np.float32]]:

@@ -14,7 +14,7 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,11 +70,9 @@ class PackedAudio:
             _check_types(columns)
             # Sorted by name; keys are sorted by themselves, beside the places of the names.
             self.names = cast(TextColumn, columns["names"])
-            self._keys = cast("NDArray[np.int64]", columns["keys"])
-            self._places = cast("NDArray[np.int64]", columns["places"])
-            self._begins = cast("NDArray[np.int64]", columns["begins"])
-            self._lengths = cast("NDArray[np.int64]", columns["lengths"])
-            self._scales = cast("NDArray[np.float32]", columns["scales"])
+            self._keys, self._places, self._begins, self._lengths, self._scales = (
+                cast("NDArray[Any]", columns[name]) for name in _TYPES
+            )
             _check_samples(self._begins, self._lengths, self._scales, count)
             written = about.get("names")
             if written != digest_of_names(self.names, self._keys, self._places):

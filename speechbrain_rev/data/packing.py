@@ -9,7 +9,6 @@ import zlib
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -132,12 +131,7 @@ class Packing:
     def __enter__(self) -> Packing:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if not self._samples.closed and not (kind and issubclass(kind, OSError)):
                 self._keep()
@@ -243,7 +237,7 @@ class Packing:
         # A line that was not written to its end has none.
         end = text.rfind(b"\n") + 1
         self._journal.truncate(end)
-        about, *rows = self._kept(text[:end]) or [None]
+        about, self._rows = self._kept(text[:end])
         if about is None:
             self._waiting = [json.dumps(self._about) + "\n"]
         # What was begun without a channel took files of one.
@@ -252,7 +246,6 @@ class Packing:
                 f"{self.folder} was begun with {about}, not {self._about}. Delete it, or "
                 "give another folder."
             )
-        self._rows = {name: (samples, scale) for name, samples, scale, *_ in rows}
         wanted = SAMPLE_BYTES * sum(samples for samples, _ in self._rows.values())
         path = self.folder / SAMPLES
         if path.stat().st_size < wanted:
@@ -263,27 +256,30 @@ class Packing:
         os.truncate(path, wanted)
         self._keep()
 
-    def _kept(self, text: bytes) -> list[Any]:
+    def _kept(
+        self, text: bytes
+    ) -> tuple[dict[str, object] | None, dict[str, tuple[int, float]]]:
         """Read and check the source and the files of a journal."""
-        kept, names, number = [], set(), 0
+        about, rows, number = None, {}, 0
         try:
             for number, line in enumerate(text.splitlines(), start=1):
                 one = json.loads(line)
                 if number == 1:
                     if not isinstance(one, dict):
                         raise ValueError(f"{one!r} does not say what is packed")
-                else:
-                    _check_row(one)
-                    if one[0] in names:
-                        raise ValueError(f"{one[0]} is there twice")
-                    names.add(one[0])
-                kept.append(one)
+                    about = one
+                    continue
+                _check_row(one)
+                name, samples, scale = one[:3]
+                if name in rows:
+                    raise ValueError(f"{name} is there twice")
+                rows[name] = samples, scale
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{self.folder / JOURNAL} is damaged in line {number} ({error}). Delete "
                 "the folder and pack anew."
             ) from error
-        return kept
+        return about, rows
 
     def _named(self) -> contextlib.AbstractContextManager[None]:
         advice = "Free some space, or mend what is wrong; the same command goes on where it was."
