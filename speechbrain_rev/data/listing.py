@@ -25,7 +25,7 @@ from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.scoring.trials import models_file
 from speechbrain_rev.whole_files import check_regular, digest_of
 
-from .corpora import Folders, find_files, list_files, open_corpus
+from .corpora import find_files, list_files, open_corpus
 from .corpus import Cause, Corpus, LeftOut, VoxCelebFolder, located
 from .seeding import generator
 from .segments import find_segment
@@ -135,14 +135,10 @@ class DataSettings:
         return round(self.sentence_len * self.sample_rate)
 
     def corpus(self, option: str = "data_folder") -> Corpus:
-        """Open the training speech, which was given as an option."""
-        return self._opened(self.data_folder, option)
-
-    def trials_corpus(self) -> Corpus:
-        """Open the speech of the trial lists."""
-        return self._opened(self.trials_folder or self.data_folder, "trials_folder")
-
-    def _opened(self, folder: Folders, option: str) -> Corpus:
+        """Open the training speech, which was given as an option, or that of trial lists."""
+        folder = self.data_folder
+        if option == "trials_folder" and self.trials_folder:
+            folder = self.trials_folder
         return open_corpus(
             folder,
             option,
@@ -401,7 +397,7 @@ def tested_speakers(corpus: Corpus, settings: DataSettings) -> set[str]:
     lists = (*settings.trial_lists, *_paths_given(settings.valid_trials))
     if lists:
         try:
-            corpus = settings.trials_corpus()
+            corpus = settings.corpus("trials_folder")
         except ValueError as error:
             # Names have the speakers all the same.
             lacking = str(error)
@@ -605,20 +601,17 @@ def same_speakers(
     >>> sorted(same_speakers(VoxCelebFolder(Path("wav")), ["id1", "id2"], ["id2", "id3"]))
     ['id2']
     """
-    folders = filter(None, map(corpus.folder_of, others))
-    names = set(map(_plain, others))
-    behind = {os.path.realpath(folder) for folder in folders}
 
-    def is_other(speaker: str) -> bool:
-        folder = corpus.folder_of(speaker)
-        return folder is not None and os.path.realpath(folder) in behind
+    def behind(speakers: Iterable[str]) -> set[str]:
+        folders = filter(None, map(corpus.folder_of, speakers))
+        return set(map(os.path.realpath, folders))
 
+    names, folders = set(map(_plain, others)), behind(others)
     return {
         speaker
         for speaker in speakers
-        if _plain(speaker) in names
-        or _plain(corpus.also_known_as(speaker)) in names
-        or is_other(speaker)
+        if names & {_plain(speaker), _plain(corpus.also_known_as(speaker))}
+        or folders & behind([speaker])
     }
 
 
@@ -720,7 +713,7 @@ def _own_lines(path: str, settings: DataSettings) -> list[str]:
             f"valid_trials is {path}, whose speakers are enrolled with several utterances. "
             "Validation takes one for each side: give it in trial_lists, for score.py."
         )
-    files = find_files(settings.trials_corpus(), trials.utterances).names
+    files = find_files(settings.corpus("trials_folder"), trials.utterances).names
     return [
         joined_line(str(label), files.get(a, a), files.get(b, b))
         for label, a, b in zip(

@@ -129,30 +129,22 @@ class Prepared:
 
     def in_words(self) -> str:
         """Return all counts in sentences."""
-        seen = "" if self.seen is None else f"Seen: {self.seen} files of audio. "
-        beside = ""
-        if self.passed_over:
-            beside = f"Passed over beside the speakers' folders: {self.passed_over}. "
-        if self.aside:
-            beside += f"Hidden, or converted to WAV or FLAC: {self.aside}. "
-        lost = ""
-        if self.lost:
-            lost = f" Speakers without a usable utterance: {self.lost}."
-        counts = [f"{how}: {count}" for how, count in sorted(self.treated.items())]
-        treated = f"Of those used, {', '.join(counts)}. " if counts else ""
-        short = ""
-        if self.short or self.short_left_out:
-            short = (
-                f"Shorter than a segment: {self.short} trained on, "
-                f"{self.short_left_out} left out. "
-            )
-        return (
-            f"{seen}Training: {self.utterances} utterances of {self.speakers} speakers. "
-            f"Validation: {self.valid_trials} trials, {self.held_out} utterances held "
-            f"out. Left out because their speakers are in trial lists: {self.left_out}. "
-            f"Dropped because they cannot be used: {self.dropped}. {beside}{treated}{short}"
-            f"Speakers with one utterance only: {self.single}.{lost}"
-        )
+        treated = [f"{how}: {count}" for how, count in sorted(self.treated.items())]
+        sentences = {
+            f"Seen: {self.seen} files of audio.": self.seen is not None,
+            f"Training: {self.utterances} utterances of {self.speakers} speakers.": True,
+            f"Validation: {self.valid_trials} trials, {self.held_out} utterances held out.": True,
+            f"Left out because their speakers are in trial lists: {self.left_out}.": True,
+            f"Dropped because they cannot be used: {self.dropped}.": True,
+            f"Passed over beside the speakers' folders: {self.passed_over}.": self.passed_over,
+            f"Hidden, or converted to WAV or FLAC: {self.aside}.": self.aside,
+            f"Of those used, {', '.join(treated)}.": treated,
+            f"Shorter than a segment: {self.short} trained on, {self.short_left_out} left "
+            "out.": self.short or self.short_left_out,
+            f"Speakers with one utterance only: {self.single}.": True,
+            f"Speakers without a usable utterance: {self.lost}.": self.lost,
+        }
+        return " ".join(words for words, is_said in sentences.items() if is_said)
 
 
 def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
