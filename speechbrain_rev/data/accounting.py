@@ -83,11 +83,8 @@ class Account:
         """Count files that are left out by cause; two causes are always there."""
         counts = Counter(one.cause for one in self.left_out)
         first = {cause: counts.pop(cause, 0) for cause in (Cause.TESTED, Cause.BESIDE)}
-        return Counter(first | {c: counts[c] for c in sorted(counts, key=_words_of)})
-
-
-def _words_of(cause: Cause) -> str:
-    return cause.words
+        others = sorted(counts, key=lambda cause: cause.words)
+        return Counter(first | {cause: counts[cause] for cause in others})
 
 
 def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:

@@ -369,21 +369,18 @@ class SpeakerAugment:
                     raise ValueError(f"{path} holds NaN or infinity")
                 return path, values
             except (ValueError, OSError) as error:
-                self._log_unread(path, error)
+                self.unread.add(path)
+                logger.warning(f"Augmentation goes on without a file: {error}")
+                if len(self.unread) > self.max_unread:
+                    raise ValueError(
+                        f"{len(self.unread)} files of noise_folder or rir_folder could not "
+                        f"be read, more than max_unread: {self.max_unread}. The last "
+                        f"because: {error}"
+                    ) from error
         raise ValueError(
             f"None of the {len(files)} files such as {files[drawn]} can be read. Give "
             "another noise_folder or rir_folder."
         )
-
-    def _log_unread(self, path: Path, error: Exception) -> None:
-        """Log a file that cannot be used; raise if there are too many."""
-        self.unread.add(path)
-        logger.warning(f"Augmentation goes on without a file: {error}")
-        if len(self.unread) > self.max_unread:
-            raise ValueError(
-                f"{len(self.unread)} files of noise_folder or rir_folder could not be "
-                f"read, more than max_unread: {self.max_unread}. The last because: {error}"
-            ) from error
 
     def _snr_range_of(self, path: Path) -> tuple[float, float]:
         assert self.noise_root is not None

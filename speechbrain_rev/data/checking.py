@@ -338,34 +338,6 @@ def read_ahead(
             yield from waiting.popleft().result()
 
 
-def problem_table(problems: Sequence[LeftOut], files: int) -> str:
-    """Count each problem, and give an example of it.
-
-    Parameters
-    ----------
-    problems : sequence of LeftOut
-        As ``check_files`` gives them.
-    files : int
-        How many files there were.
-
-    Returns
-    -------
-    str
-        A line for each problem that some file has.
-
-    Example
-    -------
-    >>> print(problem_table([LeftOut("a.wav", Cause.EMPTY, "a.wav holds none")], 7))
-    1 of 7 files cannot be used:
-      no samples                1  a.wav holds none
-    """
-    lines = [f"{len(problems)} of {files} files cannot be used:"]
-    for cause, group in _by_kind(problems):
-        detail = group[0].detail
-        lines.append(f"  {cause.words:<18}{len(group):>9}  {detail}")
-    return "\n".join(lines)
-
-
 def _by_kind(problems: Sequence[LeftOut]) -> list[tuple[Cause, list[LeftOut]]]:
     """Group problems by their kind, in the order of `Cause`."""
     groups = [(cause, [p for p in problems if p.cause is cause]) for cause in Cause]
@@ -417,7 +389,12 @@ def report_problems(
     lines = [f"{p.path}\t{p.cause.words}: {p.detail}\n" for p in problems]
     # A name that is not in UTF-8 can be written in no other way.
     write_whole(path, "".join(lines).encode(errors="backslashreplace"))
-    tqdm.write(f"{problem_table(problems, files)}\nAll of them are listed in {path}.")
+    table = [
+        f"  {cause.words:<18}{len(group):>9}  {group[0].detail}"
+        for cause, group in _by_kind(problems)
+    ]
+    table = [f"{len(problems)} of {files} files cannot be used:", *table]
+    tqdm.write("\n".join([*table, f"All of them are listed in {path}."]))
     if not drop:
         raise ValueError(
             f"{len(problems)} of {files} files cannot be used: {kinds_of(problems)}. All "

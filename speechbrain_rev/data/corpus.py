@@ -646,18 +646,13 @@ class VoxCelebFolder(Corpus):
         """Refuse a folder of corpora, each of which would be taken for one speaker."""
         if not root.is_dir():
             return  # it is packed
-        below = (
-            (path, place)
-            for path in sorted(root.iterdir())
-            for place in cls._PLACES
-            if not is_hidden(path.name)
-        )
         # A speaker's audio may lie in such a folder, too, without others in it.
         corpora = [
-            path / place
-            for path, place in below
-            if (path / place).is_dir()
-            and any(p.is_dir() for p in (path / place).iterdir())
+            below
+            for path in sorted(root.iterdir())
+            if not is_hidden(path.name)
+            for below in (path / place for place in cls._PLACES)
+            if below.is_dir() and any(inner.is_dir() for inner in below.iterdir())
         ]
         if corpora:
             raise ValueError(

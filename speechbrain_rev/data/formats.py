@@ -246,7 +246,8 @@ def read_kaldi(path: Path) -> Iterator[Row]:
     >>> [(row.ID, row.speaker) for row in read_kaldi(folder)]
     [('u1', 'ann')]
     """
-    recordings = _kaldi_table(path / "wav.scp", "'recording file'", _no_command)
+    table = _kaldi_table(path / "wav.scp", "'recording file'", _no_command)
+    recordings = {name: path / wav for name, (wav, _) in table.items()}
     # Noise has none.
     speakers, named = {}, (path / "utt2spk").exists()
     if named:
@@ -278,8 +279,7 @@ def read_kaldi(path: Path) -> Iterator[Row]:
             raise ValueError(f"wav.scp has no {recording!r}. Add a line for it.")
         if named and name not in speakers:
             raise ValueError(f"utt2spk has no speaker of {name!r}. Add a line.")
-        file = path / recordings[recording][0]
-        speaker = speakers[name][0] if named else None
+        file, speaker = recordings[recording], speakers[name][0] if named else None
         channel = channels[recording][0] if recording in channels else None
         if channel is not None and (header := _header(file)) and header.channels == 1:
             # The file was made of that channel.
@@ -307,8 +307,8 @@ def _kaldi_table(
             f"There is no {path}. A Kaldi directory has wav.scp and utt2spk."
         )
     table: dict[str, tuple[Item, str]] = {}
-    texts: dict[str, str] = {}
-    for number, line in enumerate(read_lines(path, form), start=1):
+    lines = read_lines(path, form)
+    for number, line in enumerate(lines, start=1):
         place = f"{path}, line {number}"
         if not line.strip():
             raise ValueError(f"{place} is blank. Lines are {form}; delete it.")
@@ -317,11 +317,12 @@ def _kaldi_table(
             raise ValueError(f"{place}: {line[:60]!r} has one field. Lines are {form}.")
         text = rest[0].strip()
         if name in table:
+            before = next(other for other in lines if other.split()[0] == name)
+            was = before.split(maxsplit=1)[1].strip()
             raise ValueError(
-                f"{place}: {name!r} is {text[:60]!r} and was {texts[name][:60]!r} before. "
-                "Leave the right line."
+                f"{place}: {name!r} is {text[:60]!r} and was {was[:60]!r} before. Leave the "
+                "right line."
             )
-        texts[name] = text
         try:
             table[name] = take(text), place
         except ValueError as error:

@@ -328,7 +328,7 @@ def _rows(path: str | Path) -> Iterator[Utterance]:
                         "quotes."
                     )
                 given = dict(zip(columns, row, strict=False))
-                yield _utterance(given, wanted, labels, place)
+                yield _utterance(given, labels, place)
         except UnicodeDecodeError:
             # It names the line; to be read once more is for files that are refused only.
             read_text(path, ",".join(wanted))
@@ -342,11 +342,9 @@ def _rows(path: str | Path) -> Iterator[Utterance]:
             raise ValueError(f"{path} lists no utterance.")
 
 
-def _utterance(
-    row: Mapping[str, str], wanted: list[str], labels: list[str], place: str
-) -> Utterance:
+def _utterance(row: Mapping[str, str], labels: list[str], place: str) -> Utterance:
     """Check a row, of which any field may be missing."""
-    name, wav, given, speaker = map(row.get, wanted)
+    name, wav, given, speaker = map(row.get, RESERVED)
     try:
         samples = int(given or "")
     except ValueError:
@@ -358,7 +356,9 @@ def _utterance(
             f"samples, from 0 to {_MOST_SAMPLES}."
         )
     if not name or not wav or not speaker:
-        raise ValueError(f"{place} has fewer fields than {wanted}, or empty ones.")
+        raise ValueError(
+            f"{place} has fewer fields than {list(RESERVED)}, or empty ones."
+        )
     check_length(wav, place)
     further = tuple((label, row.get(label, "")) for label in labels)
     return Utterance(name, wav, samples, speaker, further)
