@@ -103,12 +103,9 @@ def check_files(
         with counting:
             headers[header.sample_rate, header.channels] += 1
 
-    def checked(
-        row: tuple[str, str],
-    ) -> tuple[Utterance, tuple[str, ...]] | LeftOut:
-        speaker, name = row
+    def checked(row: tuple[str, str]) -> Checked | LeftOut:
         audio = read_checked(
-            name,
+            row[1],
             locate=corpus.locate,
             sample_rate=settings.sample_rate,
             whole=settings.check_audio,
@@ -116,11 +113,8 @@ def check_files(
             channel=settings.channel,
             header=count,
         )
-        if isinstance(audio, LeftOut):
-            return audio
-        ID, labels = corpus.entry(name)
-        used = Utterance(ID, str(audio.path), audio.samples, speaker, labels)
-        return used, audio.treated
+        # What was decoded is held no longer.
+        return audio._replace(wav=None) if isinstance(audio, Checked) else audio
 
     usable: dict[str, dict[str, Utterance]] = defaultdict(dict)
     left_out: list[LeftOut] = []
@@ -133,22 +127,22 @@ def check_files(
         desc="speech" if settings.check_audio else "headers",
         unit="utt",
     )
-    for (speaker, name), result in zip(rows, bar, strict=True):
-        if isinstance(result, LeftOut):
-            left_out.append(result)
+    for (speaker, name), audio in zip(rows, bar, strict=True):
+        if isinstance(audio, LeftOut):
+            left_out.append(audio)
             continue
-        utterance, how = result
-        if utterance.ID in seen:
-            words = f"{utterance.wav} is the second file of the name {utterance.ID}"
-            left_out.append(LeftOut(utterance.wav, Cause.TWICE, words))
-        elif utterance.samples < shortest:
-            words = f"{utterance.samples} samples, and a segment has {shortest}"
-            left_out.append(LeftOut(utterance.wav, Cause.SHORT, words))
+        path, (ID, labels) = str(audio.path), corpus.entry(name)
+        if ID in seen:
+            words = f"{path} is the second file of the name {ID}"
+            left_out.append(LeftOut(path, Cause.TWICE, words))
+        elif audio.samples < shortest:
+            words = f"{audio.samples} samples, and a segment has {shortest}"
+            left_out.append(LeftOut(path, Cause.SHORT, words))
         else:
-            seen.add(utterance.ID)
-            usable[speaker][name] = utterance
-            if how:
-                treated[utterance.ID] = how
+            seen.add(ID)
+            usable[speaker][name] = Utterance(ID, path, audio.samples, speaker, labels)
+            if audio.treated:
+                treated[ID] = audio.treated
     return dict(usable), left_out, treated, headers
 
 

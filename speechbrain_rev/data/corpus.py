@@ -789,7 +789,8 @@ class VoxCelebFolder(Corpus):
 
         Returns
         -------
-        Remarks
+        warnings : list of str
+        beside : list of Path
         """
         usual = self.known_as in ("VoxCeleb", "folders of speakers")
         usual = usual and self.speaker_from == 1

@@ -74,6 +74,8 @@ class _Chunks:
     #: Chunks begin at multiples of this.
     multiple: int
     data: bytes
+    #: Whether libsndfile reads on behind the samples.
+    runs_on: bool = False
 
     @property
     def head(self) -> int:
@@ -88,7 +90,7 @@ _CHUNKS = {
     b"BW64": _RIFF,
     b"FORM": _Chunks(12, 4, ">I", 0, 8, 2, b"SSND"),
     # W64, whose names have 16 bytes.
-    b"riff": _Chunks(40, 16, "<Q", 24, 24, 8, b"data"),
+    b"riff": _Chunks(40, 16, "<Q", 24, 24, 8, b"data", runs_on=True),
     b"caff": _Chunks(8, 4, ">Q", 0, 4, 1, b"data"),
 }
 _AU = {b".snd": ">I", b"dns.": "<I"}
@@ -258,7 +260,7 @@ def _samples(file: BinaryIO) -> _Samples | None:
     file.seek(base)
     magic = file.read(4)
     if magic in _CHUNKS:
-        return _of_chunks(file, base, _CHUNKS[magic], runs_on=magic == b"riff")
+        return _of_chunks(file, base, _CHUNKS[magic])
     if magic in _AU:
         head = file.read(8)
         if len(head) == 8:
@@ -291,9 +293,7 @@ def _behind_tag(file: BinaryIO) -> int:
     )
 
 
-def _of_chunks(
-    file: BinaryIO, base: int, chunks: _Chunks, *, runs_on: bool
-) -> _Samples | None:
+def _of_chunks(file: BinaryIO, base: int, chunks: _Chunks) -> _Samples | None:
     large = None
     for begin, name, size in _walk(file, base, chunks, base + chunks.first):
         if name == b"ds64":
@@ -310,7 +310,7 @@ def _of_chunks(
             if _only_chunks(file, base, chunks, start + chunks.least):
                 return None
             size = 0
-        samples = _as_said(file, place, form, start, size, runs_on=runs_on)
+        samples = _as_said(file, place, form, start, size, chunks.runs_on)
         if samples.size is not None:
             _refuse_more(file, base, chunks, start, samples.size)
         return samples
@@ -482,13 +482,7 @@ def _decoded(path: str, file_bytes: int, changed: int) -> int:
 
 
 def _as_said(
-    file: BinaryIO,
-    place: int,
-    form: str,
-    start: int,
-    size: int,
-    *,
-    runs_on: bool = False,
+    file: BinaryIO, place: int, form: str, start: int, size: int, runs_on: bool = False
 ) -> _Samples:
     """Take the size that a header has at a place, or the rest of a file for none."""
     most = 256 ** struct.calcsize(form) - 1
