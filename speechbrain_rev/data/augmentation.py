@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from scipy.fft import next_fast_len
@@ -317,8 +316,9 @@ class SpeakerAugment:
 
     def _disturb(self, wavs: torch.Tensor, draws: torch.Generator) -> None:
         """Add noise or reverberation to some of the utterances, in place."""
-        noises: list[_Drawn] = []
-        rirs: list[_Drawn] = []
+        noises: dict[int, torch.Tensor] = {}
+        rirs: dict[int, torch.Tensor] = {}
+        snrs_db: list[float] = []
         # Both are listed by the first batch: a path that is wrong ends the training there
         # and not where the first of its files is drawn.
         disturbs = any([self.noise_files, self.rir_files])
@@ -330,26 +330,24 @@ class SpeakerAugment:
                 continue
             noisy = not self.rir_files or (self.noise_files and kind < 0.5)
             if noisy:
-                path, noise = self._first_readable(
+                path, noises[row] = self._first_readable(
                     self.noise_files, choice, partial(self._read_noise, place=place)
                 )
                 low, high = self._snr_range_of(path)
-                noises.append(_Drawn(row, noise, low + level * (high - low)))
+                snrs_db.append(low + level * (high - low))
             else:
                 read = partial(
                     read_first_channel,
                     sample_rate=self.sample_rate,
                     resample=self.resample,
                 )
-                _, rir = self._first_readable(self.rir_files, choice, read)
-                rirs.append(_Drawn(row, rir))
+                _, rirs[row] = self._first_readable(self.rir_files, choice, read)
         if noises:
-            rows, values = _stacked(noises, wavs)
-            levels = torch.tensor([drawn.snr_db for drawn in noises]).to(wavs)
-            wavs[rows] = add_noise(wavs[rows], values, levels.unsqueeze(1))
+            rows, levels = list(noises), torch.tensor(snrs_db).to(wavs).unsqueeze(1)
+            wavs[rows] = add_noise(wavs[rows], _stacked(noises, wavs), levels)
         if rirs:
-            rows, values = _stacked(rirs, wavs)
-            wavs[rows] = reverberate(wavs[rows], values)
+            rows = list(rirs)
+            wavs[rows] = reverberate(wavs[rows], _stacked(rirs, wavs))
 
     def _first_readable(
         self,
@@ -483,20 +481,9 @@ def reverberate(wav: torch.Tensor, rir: torch.Tensor) -> torch.Tensor:
     return torch.where(energy > 0, echoed.gather(-1, places), wav)
 
 
-class _Drawn(NamedTuple):
-    """What was drawn for one utterance of a batch."""
-
-    row: int
-    wav: torch.Tensor
-    snr_db: float = 0.0
-
-
-def _stacked(
-    drawn: Sequence[_Drawn], wavs: torch.Tensor
-) -> tuple[list[int], torch.Tensor]:
-    """Give the rows, and what was drawn for them: [rows, longest], as the batch is."""
-    values = pad_sequence([one.wav for one in drawn], batch_first=True)
-    return [one.row for one in drawn], values.to(wavs)
+def _stacked(drawn: dict[int, torch.Tensor], wavs: torch.Tensor) -> torch.Tensor:
+    """Give what was drawn, [rows, longest], as the batch is."""
+    return pad_sequence(list(drawn.values()), batch_first=True).to(wavs)
 
 
 def _play(wavs: torch.Tensor, speed: float) -> torch.Tensor:
