@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -20,12 +19,12 @@ from speechbrain_rev.whole_files import write_whole
 from .corpus import (
     AUDIO_SUFFIXES,
     LOSSLESS,
-    THREADS,
     Cause,
     Corpus,
     LeftOut,
     OutsideError,
     bytes_of,
+    read_ahead,
 )
 from .lengths import open_bytes
 from .listing import DataSettings
@@ -34,8 +33,6 @@ from .packed import SAMPLE_BYTES, find_packed
 from .reading import MIX, AudioInfo, audio_info, check_channel, read_audio
 from .segments import find_segment
 
-#: How many files threads are ahead at most.
-AHEAD = 1024
 #: An utterance of which no sample is above this is silent: 6 steps of a 16-bit sample.
 SILENCE = 2e-4
 #: What is done to audio when it is read.
@@ -46,9 +43,6 @@ _EXAMPLES = 3
 _MIDDLE_BYTES, _BLOCK_BYTES = 4096, 2**20
 
 ADVICE = "Mend them, leave them out of train_list, or give bad_files: drop."
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def check_files(
@@ -285,51 +279,6 @@ def _read_bytes(path: str, begin: int, count: int) -> bytes:
     with open_bytes(path) as file:
         file.seek(begin)
         return file.read(count)
-
-
-def read_ahead(
-    read: Callable[[Item], Result],
-    items: Iterable[Item],
-    *,
-    ahead: int = AHEAD,
-    together: int = 32,
-) -> Iterator[Result]:
-    """Read files by several threads, a bounded number ahead of the caller.
-
-    Parameters
-    ----------
-    read : callable
-        Takes one of the items.
-    items : iterable
-        Of a million, tasks for all at once would take gigabytes.
-    ahead : int
-        How many are read or waiting at most, but for those of one task.
-    together : int
-        How many are one task of a thread, which costs as much as a header from memory.
-
-    Yields
-    ------
-    object
-        What ``read`` returns, in the order of the items.
-
-    Example
-    -------
-    >>> list(read_ahead(str.upper, "abc", ahead=2))
-    ['A', 'B', 'C']
-    """
-
-    def task(some: Sequence[Item]) -> list[Result]:
-        return [read(item) for item in some]
-
-    waiting: deque[Future[list[Result]]] = deque()
-    left = iter(items)
-    with ThreadPoolExecutor(max_workers=THREADS) as pool:
-        while some := list(islice(left, together)):
-            waiting.append(pool.submit(task, some))
-            if len(waiting) * together >= ahead:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
 
 
 def _by_kind(problems: Sequence[LeftOut]) -> list[tuple[Cause, list[LeftOut]]]:

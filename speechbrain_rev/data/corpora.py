@@ -10,7 +10,6 @@ import difflib
 import gc
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path, PurePosixPath
@@ -21,7 +20,6 @@ from speechbrain_rev.lists import check_length, is_listable
 from .corpus import (
     AUDIO_SUFFIXES,
     OTHER_SUFFIXES,
-    THREADS,
     Corpus,
     OutsideError,
     VoxCelebFolder,
@@ -30,6 +28,7 @@ from .corpus import (
     audio_files,
     located,
     other_extension,
+    read_ahead,
 )
 from .formats import CHANNELS, FORMATS, Row
 from .packed import SUFFIX, find_packed
@@ -623,16 +622,15 @@ def find_files(corpus: Corpus, names: Collection[str]) -> ListedFiles:
         path, error = located(corpus, name)
         return path, error, audio_exists(path)
 
-    with ThreadPoolExecutor(max_workers=THREADS) as pool:
-        looked = dict(zip(names, pool.map(look, names), strict=True))
-        paths = {name: path for name, (path, _, there) in looked.items() if there}
-        missing = {name: path for name, (path, _, there) in looked.items() if not there}
-        renamed = list(filter(None, pool.map(other_extension, missing.values())))
+    looked = dict(zip(names, read_ahead(look, names), strict=True))
+    paths = {name: path for name, (path, _, there) in looked.items() if there}
+    missing = {name: path for name, (path, _, there) in looked.items() if not there}
+    renamed = filter(None, read_ahead(other_extension, missing.values()))
     return ListedFiles(
         {name: _as_there(name, path) for name, path in paths.items()},
         paths,
         missing,
-        renamed,
+        list(renamed),
         {name: error for name, (_, error, _) in looked.items() if error},
         corpus.lacks(next(iter(missing))) if missing else "",
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -19,7 +19,7 @@ from hashlib import blake2b
 from heapq import nsmallest
 from itertools import groupby
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from speechbrain_rev.lists import read_lines, way_out
 from speechbrain_rev.whole_files import check_path, open_regular
@@ -27,6 +27,9 @@ from speechbrain_rev.whole_files import check_path, open_regular
 from .packed import SAMPLE_BYTES, find_packed
 from .segments import find_segment
 from .shards import find_member
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 #: Files by which a folder is recognised, and which are packed with it.
 LAYOUT_FILES = ("SPEAKERS.TXT", "dev/dev.lst")
@@ -45,8 +48,8 @@ OTHER_SUFFIXES = (
 )  # fmt: skip
 # Names that may be of a folder that they do not begin with: with //, ./ or ../ in them.
 _ODD = re.compile(r"(?:^|/)(?:/|\.|$)")
-#: Threads that look for files or read them; for how many one looks at a time.
-THREADS, _BATCH = 16, 4096
+#: Threads that look for files or read them, and how many files they are ahead at most.
+THREADS, AHEAD = 16, 256
 # A file of LibriSpeech without SPEAKERS.TXT, as in a packed folder.
 _SUBSET = re.compile(r"(?:train|dev|test)-(?:clean|other)[^/]*/[^/]+/[^/]+/[^/]+$")
 # The speaker of speaker_utterance.wav.
@@ -283,6 +286,40 @@ def originals(paths: Collection[Path]) -> set[Path]:
     return {path for path in others if path.with_suffix("") in converted}
 
 
+def read_ahead(
+    read: Callable[[Item], Result], items: Iterable[Item], *, ahead: int = AHEAD
+) -> Iterator[Result]:
+    """Read files by several threads, a bounded number ahead of the caller.
+
+    Parameters
+    ----------
+    read : callable
+        Takes one of the items.
+    items : iterable
+        Of a million, tasks for all at once would take gigabytes.
+    ahead : int
+        How many are read or waiting at most.
+
+    Yields
+    ------
+    object
+        What ``read`` returns, in the order of the items.
+
+    Example
+    -------
+    >>> list(read_ahead(str.upper, "abc", ahead=2))
+    ['A', 'B', 'C']
+    """
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(max_workers=THREADS) as pool:
+        for item in items:
+            waiting.append(pool.submit(read, item))
+            if len(waiting) == ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
 class OutsideError(ValueError):
     """A name leads out of its corpus.
 
@@ -460,13 +497,9 @@ class Corpus(Protocol):
         """
         made = blake2b(digest_size=16)
         ordered = sorted(self.utterances() if names is None else names)
-        with ThreadPoolExecutor(max_workers=THREADS) as pool:
-            for start in range(0, len(ordered), _BATCH):
-                part = ordered[start : start + _BATCH]
-                sizes = pool.map(lambda name: bytes_of(located(self, name)[0]), part)
-                for name, size in zip(part, sizes, strict=True):
-                    whose = self._whose(name)
-                    made.update(os.fsencode(f"{name}\t{size}{whose}\n"))
+        sizes = read_ahead(lambda name: bytes_of(located(self, name)[0]), ordered)
+        for name, size in zip(ordered, sizes, strict=True):
+            made.update(os.fsencode(f"{name}\t{size}{self._whose(name)}\n"))
         return made.hexdigest()
 
     def _whose(self, name: str) -> str:

@@ -24,11 +24,7 @@ from speechbrain_rev.whole_files import (
     write_whole,
 )
 
-from .checking import (
-    read_ahead,
-    read_checked,
-    report_problems,
-)
+from .checking import read_checked, report_problems
 from .columns import TextColumn, save_columns
 from .corpora import refuse_lists
 from .corpus import (
@@ -38,6 +34,7 @@ from .corpus import (
     LeftOut,
     audio_files,
     inside,
+    read_ahead,
 )
 from .packed import (
     INDEX,
