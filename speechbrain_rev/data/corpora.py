@@ -167,7 +167,8 @@ class ListedCorpus(Corpus):
 
     def entry(self, name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
         """Give the ID, and what else the list says of it, by name."""
-        return name, self.rows[name].labels
+        row = self.rows.get(name)
+        return name, () if row is None else row.labels
 
     def lacks(self, name: str) -> str:
         """Say which file is missing, or that the list has no such ID."""

@@ -135,6 +135,20 @@ def test_speakers_of_trial_lists_are_left_out_whatever_a_training_list_calls_the
     assert prepared(**settings).left_out == 8
 
 
+def test_a_training_list_may_name_files_beside_a_list_that_lacks_them(
+    corpus, prepared, tmp_path
+):
+    path = as_csv(rows_of(corpus), tmp_path / "x")
+    shutil.copytree(corpus / "wav", path.parent / "wav")
+    lines = [
+        f"{p.parts[-3]} wav/{p.relative_to(corpus / 'wav')}"
+        for _, p, _ in rows_of(corpus)
+    ]
+    (tmp_path / "train.txt").write_text("\n".join(lines))
+    summary = prepared(path, train_list=str(tmp_path / "train.txt"))
+    assert (summary.utterances, summary.speakers) == (24, 6)
+
+
 def test_corpora_of_one_name_are_named_by_what_tells_them_apart(corpus, tmp_path):
     folders = [shutil.copytree(corpus, tmp_path / name / "wav2") for name in ("a", "b")]
     joined = open_corpus(folders)
