@@ -5,7 +5,6 @@ from .corpora import CORPORA, open_corpus
 from .corpus import (
     Corpus,
     VoxCelebFolder,
-    audio_exists,
     audio_files,
 )
 from .dataset import (
@@ -27,6 +26,7 @@ from .reading import (
 )
 from .sampling import EpochBatchSampler
 from .seeding import GlobalRandomState, generator
+from .segments import audio_exists
 
 __all__ = [
     "CORPORA",

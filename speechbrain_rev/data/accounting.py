@@ -18,7 +18,7 @@ from pathlib import Path
 from speechbrain_rev.whole_files import write_whole
 
 from .checking import check_files, find_copies
-from .corpus import Cause, LeftOut, located
+from .corpus import located
 from .listing import (
     DataSettings,
     ListedSpeech,
@@ -28,7 +28,7 @@ from .listing import (
     same_speakers,
     tested_speakers,
 )
-from .manifest import Utterance
+from .manifest import Cause, LeftOut, Utterance
 
 ACCOUNTING, LEFT_OUT = "accounting.csv", "left_out.csv"
 SINGLE = "single_speakers.txt"

@@ -19,19 +19,16 @@ from speechbrain_rev.whole_files import write_whole
 from .corpus import (
     AUDIO_SUFFIXES,
     LOSSLESS,
-    Cause,
     Corpus,
-    LeftOut,
     OutsideError,
-    bytes_of,
     read_ahead,
 )
 from .lengths import open_bytes
 from .listing import DataSettings
-from .manifest import Utterance
+from .manifest import Cause, LeftOut, Utterance
 from .packed import SAMPLE_BYTES, find_packed
 from .reading import MIX, AudioInfo, audio_info, check_channel, read_audio
-from .segments import find_segment
+from .segments import bytes_of, find_segment
 
 #: An utterance of which no sample is above this is silent: 6 steps of a 16-bit sample.
 SILENCE = 2e-4

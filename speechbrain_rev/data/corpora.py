@@ -24,7 +24,6 @@ from .corpus import (
     OutsideError,
     VoxCelebFolder,
     audio_below,
-    audio_exists,
     audio_files,
     located,
     other_extension,
@@ -32,6 +31,7 @@ from .corpus import (
 )
 from .formats import CHANNELS, FORMATS, Row
 from .packed import SUFFIX, find_packed
+from .segments import audio_exists
 
 #: A folder or list, or several.
 Folders: TypeAlias = str | Path | Sequence[str | Path]

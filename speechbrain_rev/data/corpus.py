@@ -13,20 +13,19 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from hashlib import blake2b
 from heapq import nsmallest
 from itertools import groupby
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from speechbrain_rev.lists import read_lines, way_out
 from speechbrain_rev.whole_files import check_path, open_regular
 
-from .packed import SAMPLE_BYTES, find_packed
-from .segments import find_segment
-from .shards import find_member
+from .manifest import Cause
+from .packed import find_packed
+from .segments import audio_exists, bytes_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -55,105 +54,6 @@ _SUBSET = re.compile(r"(?:train|dev|test)-(?:clean|other)[^/]*/[^/]+/[^/]+/[^/]+
 # The speaker of speaker_utterance.wav.
 _FLAT = r"^([^/_]+)_[^/]+$"
 _FLAT_WORDS = "speaker_utterance files in one folder"
-
-
-class Cause(Enum):
-    """Why a file is left out.
-
-    Attributes
-    ----------
-    words : str
-        By which such files are counted.
-    advice : str
-        What to do about it; empty where the file could be used, or is no utterance.
-    detail : str
-        Words for each such file, where they are the same for all.
-
-    Example
-    -------
-    >>> Cause.SILENT.words, Cause.SILENT.advice
-    ('silent', 'delete it')
-    """
-
-    UNREADABLE = "cannot be read", "copy or convert it again"
-    SUFFIX = "kind not read", "convert it: ffmpeg -i IN -ar 16000 -ac 1 OUT.flac"
-    NAMED = "lossy, named as lossless", "rename it, or copy the original again"
-    RATE = "other sample rate", "give --resample=true, or set sample_rate"
-    CHANNELS = "several channels", "give --channel=NUMBER or --channel=mix"
-    NO_CHANNEL = "no such channel", "give --channel=mix, or a channel that all have"
-    EMPTY = "no samples", "delete it"
-    TWICE = "same name twice", "keep one of them"
-    SHARED = "audio of two speakers", "leave out all but the right one"
-    OUTSIDE = (
-        "outside the folder",
-        "correct the name, or give --outside_files (--outside_files=true of train.py)",
-    )
-    NAME = "name for no list", "rename it"
-    NO_SPEAKER = "no speaker's folder", "put it into a folder of its speaker"
-    NOT_FINITE = "NaN or infinity", "convert it again"
-    SILENT = "silent", "delete it"
-    TESTED = "speaker in a trial list", ""
-    BESIDE = (
-        "beside the speakers' folders",
-        "",
-        "it is not below the folder of the speakers' folders",
-    )
-    HIDDEN = "hidden", "", "its name, or that of a folder of it, begins with a dot"
-    ORIGINAL = (
-        "converted to WAV or FLAC",
-        "",
-        "a WAV or FLAC of this name is in its folder",
-    )
-    SHORT = "shorter than a segment", ""
-
-    def __init__(self, words: str, advice: str, detail: str = "") -> None:
-        self.words, self.advice, self.detail = words, advice, detail
-
-
-class LeftOut(NamedTuple):
-    """A file that is not used.
-
-    Attributes
-    ----------
-    path : str
-        The file.
-    cause : Cause
-        Why.
-    detail : str
-        The cause for this file, in words.
-    """
-
-    path: str
-    cause: Cause
-    detail: str
-
-
-def audio_exists(path: str | Path) -> bool:
-    """Return whether there is such a file, in a folder, a packed one or a tar.
-
-    A segment is there if its recording is.
-
-    Parameters
-    ----------
-    path : str or Path
-
-    Returns
-    -------
-    bool
-    """
-    return bytes_of(path) is not None
-
-
-def bytes_of(path: str | Path) -> int | None:
-    """Give the bytes of a file wherever it is, of a segment its recording's; None if none."""
-    if segment := find_segment(path):
-        return bytes_of(segment.recording)
-    if inside := find_packed(path):
-        packed, name = inside
-        return SAMPLE_BYTES * packed.length(name) if name in packed else None
-    if in_tar := find_member(path):
-        return None if in_tar[1] is None else in_tar[1].size
-    return os.stat(path).st_size if os.path.isfile(path) else None
 
 
 def audio_files(

@@ -26,7 +26,8 @@ from speechbrain_rev.scoring.trials import models_file
 from speechbrain_rev.whole_files import check_regular, digest_of
 
 from .corpora import find_files, list_files, open_corpus
-from .corpus import Cause, Corpus, LeftOut, VoxCelebFolder, located
+from .corpus import Corpus, VoxCelebFolder, located
+from .manifest import Cause, LeftOut
 from .seeding import generator
 from .segments import find_segment
 

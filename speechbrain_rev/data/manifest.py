@@ -8,8 +8,9 @@ import logging
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,77 @@ class Utterance:
     samples: int
     spk_id: str
     labels: tuple[tuple[str, str], ...] = ()
+
+
+class Cause(Enum):
+    """Why a file is left out.
+
+    Attributes
+    ----------
+    words : str
+        By which such files are counted.
+    advice : str
+        What to do about it; empty where the file could be used, or is no utterance.
+    detail : str
+        Words for each such file, where they are the same for all.
+
+    Example
+    -------
+    >>> Cause.SILENT.words, Cause.SILENT.advice
+    ('silent', 'delete it')
+    """
+
+    UNREADABLE = "cannot be read", "copy or convert it again"
+    SUFFIX = "kind not read", "convert it: ffmpeg -i IN -ar 16000 -ac 1 OUT.flac"
+    NAMED = "lossy, named as lossless", "rename it, or copy the original again"
+    RATE = "other sample rate", "give --resample=true, or set sample_rate"
+    CHANNELS = "several channels", "give --channel=NUMBER or --channel=mix"
+    NO_CHANNEL = "no such channel", "give --channel=mix, or a channel that all have"
+    EMPTY = "no samples", "delete it"
+    TWICE = "same name twice", "keep one of them"
+    SHARED = "audio of two speakers", "leave out all but the right one"
+    OUTSIDE = (
+        "outside the folder",
+        "correct the name, or give --outside_files (--outside_files=true of train.py)",
+    )
+    NAME = "name for no list", "rename it"
+    NO_SPEAKER = "no speaker's folder", "put it into a folder of its speaker"
+    NOT_FINITE = "NaN or infinity", "convert it again"
+    SILENT = "silent", "delete it"
+    TESTED = "speaker in a trial list", ""
+    BESIDE = (
+        "beside the speakers' folders",
+        "",
+        "it is not below the folder of the speakers' folders",
+    )
+    HIDDEN = "hidden", "", "its name, or that of a folder of it, begins with a dot"
+    ORIGINAL = (
+        "converted to WAV or FLAC",
+        "",
+        "a WAV or FLAC of this name is in its folder",
+    )
+    SHORT = "shorter than a segment", ""
+
+    def __init__(self, words: str, advice: str, detail: str = "") -> None:
+        self.words, self.advice, self.detail = words, advice, detail
+
+
+class LeftOut(NamedTuple):
+    """A file that is not used.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    cause : Cause
+        Why.
+    detail : str
+        The cause for this file, in words.
+    """
+
+    path: str
+    cause: Cause
+    detail: str
 
 
 class Manifest(Rows[Utterance]):

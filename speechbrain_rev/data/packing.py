@@ -31,11 +31,11 @@ from .corpus import (
     AUDIO_SUFFIXES,
     LAYOUT_FILES,
     OTHER_SUFFIXES,
-    LeftOut,
     audio_files,
     inside,
     read_ahead,
 )
+from .manifest import LeftOut
 from .packed import (
     INDEX,
     JOURNAL,

@@ -47,7 +47,6 @@ from .accounting import (
 )
 from .checking import report_problems
 from .corpora import absolute
-from .corpus import Cause
 from .labels import read_labels, write_labels
 from .listing import (
     VALIDATED_SECONDS,
@@ -57,7 +56,7 @@ from .listing import (
     list_speech,
     validation_lines,
 )
-from .manifest import MAPPED, read_manifest, write_manifest
+from .manifest import MAPPED, Cause, read_manifest, write_manifest
 
 logger = logging.getLogger(__name__)
 

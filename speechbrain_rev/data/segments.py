@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from .packed import find_packed
+from .packed import SAMPLE_BYTES, find_packed
 from .shards import find_member, find_tar
 
 _SEGMENT = re.compile(r"(.+)[/\\](\d+)\+(\d*)(?:@(\d+))?\.\w+")
@@ -109,3 +109,31 @@ def file_of(path: str | Path) -> Path:
         return file_of(segment.recording)
     inside = find_tar(path)
     return Path(path if inside is None else inside[0])
+
+
+def audio_exists(path: str | Path) -> bool:
+    """Return whether there is such a file, in a folder, a packed one or a tar.
+
+    A segment is there if its recording is.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    bool
+    """
+    return bytes_of(path) is not None
+
+
+def bytes_of(path: str | Path) -> int | None:
+    """Give the bytes of a file wherever it is, of a segment its recording's; None if none."""
+    if segment := find_segment(path):
+        return bytes_of(segment.recording)
+    if inside := find_packed(path):
+        packed, name = inside
+        return SAMPLE_BYTES * packed.length(name) if name in packed else None
+    if in_tar := find_member(path):
+        return None if in_tar[1] is None else in_tar[1].size
+    return os.stat(path).st_size if os.path.isfile(path) else None

@@ -24,7 +24,7 @@ from speechbrain_rev.data import (
     read_first_channel,
 )
 from speechbrain_rev.data.checking import read_checked
-from speechbrain_rev.data.corpus import LeftOut
+from speechbrain_rev.data.manifest import LeftOut
 from speechbrain_rev.inference.audio import Recording
 from tests.corpus import RATE, speak
 

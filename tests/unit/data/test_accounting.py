@@ -8,9 +8,9 @@ import pytest
 import soundfile
 
 from speechbrain_rev.data import accounting, read_manifest
-from speechbrain_rev.data.corpus import Cause
 from speechbrain_rev.data.dataset import ChunkDataset
 from speechbrain_rev.data.listing import DataSettings, list_speech
+from speechbrain_rev.data.manifest import Cause
 from speechbrain_rev.data.overview import look_at
 from tests.corpus import RATE, write_corpus
 

@@ -10,8 +10,9 @@ import pytest
 import speechbrain_rev
 from speechbrain_rev.data import VoxCelebFolder, audio_files
 from speechbrain_rev.data.corpora import find_files
-from speechbrain_rev.data.corpus import Cause, OutsideError
+from speechbrain_rev.data.corpus import OutsideError
 from speechbrain_rev.data.listing import refuse_one_folder_twice, same_speakers
+from speechbrain_rev.data.manifest import Cause
 
 
 def write(folder, *names, content=b""):
