@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from scipy.fft import next_fast_len

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple

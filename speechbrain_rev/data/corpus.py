@@ -10,13 +10,20 @@ import os
 import re
 from abc import abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from heapq import nsmallest
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
 
@@ -48,7 +55,7 @@ OTHER_SUFFIXES = (
 # Names that may be of a folder that they do not begin with: with //, ./ or ../ in them.
 _ODD = re.compile(r"(?:^|/)(?:/|\.|$)")
 #: Threads that look for files or read them, and how many files they are ahead at most.
-THREADS, AHEAD = 16, 256
+THREADS, AHEAD = 16, 1024
 # A file of LibriSpeech without SPEAKERS.TXT, as in a packed folder.
 _SUBSET = re.compile(r"(?:train|dev|test)-(?:clean|other)[^/]*/[^/]+/[^/]+/[^/]+$")
 # The speaker of speaker_utterance.wav.
@@ -187,7 +194,11 @@ def originals(paths: Collection[Path]) -> set[Path]:
 
 
 def read_ahead(
-    read: Callable[[Item], Result], items: Iterable[Item], *, ahead: int = AHEAD
+    read: Callable[[Item], Result],
+    items: Iterable[Item],
+    *,
+    ahead: int = AHEAD,
+    together: int = 32,
 ) -> Iterator[Result]:
     """Read files by several threads, a bounded number ahead of the caller.
 
@@ -198,7 +209,9 @@ def read_ahead(
     items : iterable
         Of a million, tasks for all at once would take gigabytes.
     ahead : int
-        How many are read or waiting at most.
+        How many are read or waiting at most, but for those of one task.
+    together : int
+        How many are one task of a thread, which costs as much as a header from memory.
 
     Yields
     ------
@@ -210,14 +223,19 @@ def read_ahead(
     >>> list(read_ahead(str.upper, "abc", ahead=2))
     ['A', 'B', 'C']
     """
-    waiting: deque[Future[Result]] = deque()
+
+    def task(some: Sequence[Item]) -> list[Result]:
+        return [read(item) for item in some]
+
+    waiting: deque[Future[list[Result]]] = deque()
+    left = iter(items)
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
-        for item in items:
-            waiting.append(pool.submit(read, item))
-            if len(waiting) == ahead:
-                yield waiting.popleft().result()
+        while some := list(islice(left, together)):
+            waiting.append(pool.submit(task, some))
+            if len(waiting) * together >= ahead:
+                yield from waiting.popleft().result()
         while waiting:
-            yield waiting.popleft().result()
+            yield from waiting.popleft().result()
 
 
 class OutsideError(ValueError):

@@ -392,7 +392,9 @@ def pack(
     ):
         left = [name for name in names if name not in made]
         bar.update(len(files) - len(left))
-        for name, one in zip(left, read_ahead(read, left, ahead=_AHEAD), strict=True):
+        for name, one in zip(
+            left, read_ahead(read, left, ahead=_AHEAD, together=1), strict=True
+        ):
             if isinstance(one, LeftOut):
                 problems.append(one)
             else:
