@@ -97,7 +97,7 @@ CAPTIONS = {
     "convolutions and matrix products.\nBelow: operations, seconds on a CPU and modelled "
     "seconds. x: times those of plain torch layers.",
     "compressed": "Held: between forward and backward pass. Fewer, lower, times: beside the "
-    "plain step.\nGradient error: distance of the whole gradient from the plain step's. "
+    "ResNet's plain step.\nGradient error: distance of the whole gradient from the plain step's. "
     "resnet34 had learned less than in the next tables.",
     "compressed_bounds": "Above, convolutions: deviation of the gradient's error over the one "
     "aimed at.\nBelow, batch normalisations: error of the gradient that is handed "
