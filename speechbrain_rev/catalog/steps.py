@@ -569,8 +569,8 @@ def budget_bytes_of(budget: str, device: torch.device) -> int:
         size = devices.free_and_held_bytes(device)
         if size is None:
             raise ValueError(
-                "memory_budget: auto asks a GPU for its free memory, and this training "
-                f"runs on {device.type}. Give a size, as 11GB."
+                "memory_budget: auto asks a GPU for its free memory, and this run is "
+                f"on {device.type}. Give a size, as 11GB."
             )
         return size
     size = parse_size(budget)

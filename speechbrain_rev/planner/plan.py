@@ -733,10 +733,11 @@ def refusal(profiler: Profiler, budget_bytes: int, peak_bytes: int) -> Infeasibl
     needed = card_for(used) if step.is_card else used
     refused = Infeasible(needed, budget_bytes, reserved_bytes=needed - used)
     words = [f"It lacks {size_text(refused.lacking_bytes)}."]
-    if fixed and step.left_bytes(budget_bytes) <= 0:
+    if fixed:
+        alone = step.left_bytes(budget_bytes) <= 0
         words.append(
             "Weights, gradients, optimizer states, classifier and input take "
-            f"{size_text(fixed)} alone."
+            f"{size_text(fixed)} {'alone' if alone else 'of the peak'}."
         )
     helps = remedies(step, refused, profiler=profiler)
     chosen = choose(profiler, -1, is_timed=False)

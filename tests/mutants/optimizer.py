@@ -29,6 +29,12 @@ OPTIMIZER = [
         STEP_TESTS("too_small_for_its_block"),
     ),
     REFERENCE_CODE(
+        "8 bit: first moments shrink on the way to 32 bits and back",
+        "absmax = absmax.maximum(blocks.amin(dim=1) / tree.values[0])",
+        "pass",
+        Tests("tests/unit/optim/test_checkpoint.py")("nothing_shrinks"),
+    ),
+    REFERENCE_CODE(
         "8 bit: blocks of which nothing is trained are stored anew",
         "blocks = any_trained = _blocks(own, block).any(dim=1)",
         "blocks = any_trained = _blocks(own, block).any(dim=1) | True",

@@ -124,6 +124,7 @@ def test_what_does_not_fit_is_refused_with_what_helps_and_that_does():
         check_fits(encoder)
     message, needed = str(refused.value), refused.value.needed_bytes
     assert f"It lacks {size_text(needed - 3 * GIB)}." in message
+    assert " of the peak. What helps: " in message
     helps = message.partition("What helps: ")[2].removesuffix(".").split("; ")
     batch = int(re.fullmatch(r"a batch of (\d+)", helps[0])[1])
     other = helps[-3].removeprefix("another encoder, for instance ")
