@@ -352,9 +352,9 @@ class PlansReport(Report):
             f"/ {BASELINE}: over the time all stored, over {BASELINE}'s. days: {EPOCHS} epochs "
             f"of the {UTTERANCES:,} utterances of VoxCeleb2 dev (DF encoders train 165: a "
             "tenth more).",
-            "batch": "Computed: at least such a batch fits, in one mode at the default chunk "
-            f"or planned. GPUs: at most so many for {TOTAL_BATCH}; stored: if all is stored "
-            f"(torch {versions['torch']}, {versions['date']}).",
+            "batch": "Computed: batch: one that fits for certain, planned or in one mode. "
+            f"GPUs: how many are enough for {TOTAL_BATCH}; stored: how many if every block "
+            f"stores (torch {versions['torch']}, {versions['date']}).",
         }
 
     def _tables(self) -> Sequence[Table[PlannedEncoder]]:

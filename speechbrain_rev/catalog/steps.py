@@ -193,7 +193,7 @@ def assumed_speed(gpu: Gpu) -> Speed:
     --------
     >>> from speechbrain_rev.devices import parse_card
     >>> print(assumed_speed(parse_card("11GB")).rates)
-    6.7 TFLOP/s, 373 GiB/s, 1e+05 operations/s
+    6.7 TFLOP/s, 373 GiB/s, 100,000 operations/s
     """
     base = GPUS[0]
     flops = gpu.flops_per_second / base.flops_per_second

@@ -54,7 +54,7 @@ class Speed:
     >>> Speed.from_json(ASSUMED.to_json()) == ASSUMED
     True
     >>> print(Speed(1e12, 2**38, 1e5, {"device": "a GPU", "torch": "2"}))
-    a GPU, 1 TFLOP/s, 256 GiB/s, 1e+05 operations/s (torch: 2)
+    a GPU, 1 TFLOP/s, 256 GiB/s, 100,000 operations/s (torch: 2)
     """
 
     flops_per_second: float
@@ -99,7 +99,7 @@ class Speed:
         return (
             f"{self.flops_per_second / 1e12:.3g} TFLOP/s, "
             f"{self.bytes_per_second / GIB:.3g} GiB/s, "
-            f"{self.operations_per_second:.3g} operations/s"
+            f"{self.operations_per_second:,.0f} operations/s"
         )
 
     def __str__(self) -> str:

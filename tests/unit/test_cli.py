@@ -553,7 +553,7 @@ class TestSpeed:
         assert cli.main(["calibrate", str(file)]) == 0
         text, progress = capsys.readouterr()
         assert "Blocks of resnet34, resnet101" in progress
-        assert f"{file}: 1e+03 TFLOP/s, 9.31e+05 GiB/s, 1e+03 operations/s" in text
+        assert f"{file}: 1e+03 TFLOP/s, 9.31e+05 GiB/s, 1,000 operations/s" in text
         assert Speed.from_json(file.read_text()) == SPEED
         plain = json.loads(SPEED.to_json())
 
