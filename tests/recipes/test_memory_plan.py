@@ -101,7 +101,11 @@ def test_a_run_goes_on_with_its_plan_unless_the_budget_is_another(
     assert (now.about["memory_budget"], now.channels) == ("900MB", plan.channels)
     path.write_text(path.read_text().replace('"device": "cpu"', '"device": "A GPU"'))
     with pytest.raises(ValueError, match=r"made for device A GPU, and this is cpu"):
-        trained("run", SEARCHED, number_of_epochs=5, memory_budget="900MB")
+        trained("run", SEARCHED, number_of_epochs=5)
+    caplog.clear()
+    trained("run", SEARCHED, number_of_epochs=5, memory_budget="900MB")
+    assert "made for device A GPU, and this is cpu: planned anew" in caplog.text
+    assert Plan.load(path) == now
 
 
 @pytest.mark.slow
