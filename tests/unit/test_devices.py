@@ -28,7 +28,7 @@ def test_what_is_free_on_a_gpu_is_what_torch_can_have(card):
     assert devices.free_bytes(CPU) is None
     # Modules that are on the GPU already are in an automatic budget.
     assert budget_bytes_of("auto", CARD) == devices.free_and_held_bytes(CARD) == 7000
-    with pytest.raises(ValueError, match=r"runs on cpu\. Give a size, as 11GB"):
+    with pytest.raises(ValueError, match=r"run is on cpu\. Give a size, as 11GB"):
         budget_bytes_of("auto", CPU)
     assert gpu_at_hand("cuda") == GpuAtHand("Fake", 10_000, 6500)
 

@@ -597,7 +597,9 @@ def test_a_fit_batch_of_its_own_is_planned_as_it_is_and_named(kind, caplog):
     assert f"{kind.__name__} has a fit_batch of its own" in caplog.text
     assert all(torch.equal(v, expected[k]) for k, v in state_of(brain).items())
     assert "recompute" in brain.memory_plan.modes.values()
-    assert taken_by(brain) == brain.memory_plan.measured_bytes <= 0.8 * peak
+    # Blocks are timed, so plans differ. The returned loss, a float, lives at some peaks.
+    assert 0 <= taken_by(brain) - brain.memory_plan.measured_bytes <= 4
+    assert brain.memory_plan.measured_bytes <= 0.8 * peak
 
 
 def test_a_fit_batch_without_a_backward_pass_is_refused():
