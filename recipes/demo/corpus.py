@@ -323,7 +323,9 @@ def write_corpus(folder: Path, request: Request) -> None:
     paths: dict[str, list[str]] = {voice.speaker: [] for voice in drawn}
     sessions = list(itertools.product(drawn, range(1, request.sessions + 1)))
     with espeak(request.seed) as speaker:
-        for voice, session in tqdm(sessions, desc="speaking", unit="session"):
+        for voice, session in tqdm(
+            sessions, desc="speaking", unit="session", disable=None
+        ):
             paths[voice.speaker] += write_session(
                 folder, voice, session, speaker, request
             )

@@ -35,6 +35,7 @@ from figures import Study
 from torch.backends.cpu import get_cpu_capability
 from tqdm import tqdm
 
+from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.data import audio_files, open_corpus, read_manifest
 from speechbrain_rev.devices import named_device
@@ -306,7 +307,7 @@ def train(schedule: Schedule, runs: Sequence[Run]) -> list[str]:
         What became of each that is not done.
     """
     lost: list[str] = []
-    progress = tqdm(runs, unit="run", disable=None)
+    progress = progress_bar("runs", runs, unit="run", leave=True)
     for run in progress:
         if run.is_done:
             continue

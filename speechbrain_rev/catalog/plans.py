@@ -7,9 +7,7 @@ architectures", for the encoders of the table and for the recipe.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import itertools
 import math
 import multiprocessing
 import re
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from speechbrain_rev.architectures import (
@@ -29,6 +27,7 @@ from speechbrain_rev.architectures import (
     Architecture,
     architecture,
 )
+from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.catalog.steps import (
     CHUNKS,
     SMALL_CHUNKS,
@@ -58,7 +57,7 @@ from speechbrain_rev.planner import Infeasible, Plan, Profile, Sweep, plan_step,
 from speechbrain_rev.planner.memory import make_gradients, unless_memory_runs_out
 from speechbrain_rev.planner.plan import choose, plan_within, refusal
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
-from speechbrain_rev.planner.step import Channels, Copy, Loss, Step
+from speechbrain_rev.planner.step import Channels
 from speechbrain_rev.planner.timing import Speed, seconds_of
 from speechbrain_rev.sizes import card_text, size_text
 from speechbrain_rev.whole_files import check_regular
@@ -236,7 +235,6 @@ def plan_encoders(
     names: Sequence[str] = (),
     speed: Speed | None = None,
     workers: int = 1,
-    progress: bool = False,
 ) -> list[PlannedEncoder]:
     """Plan encoders for a GPU.
 
@@ -253,8 +251,6 @@ def plan_encoders(
     workers : int
         Processes that share the work; more than one from a script that may be imported
         again only, as ``multiprocessing`` says.
-    progress : bool
-        Whether a bar on stderr shows what is planned.
 
     Returns
     -------
@@ -287,16 +283,8 @@ def plan_encoders(
             pool = ProcessPoolExecutor(workers, context)
             apply = stack.enter_context(pool).map
         bar: tqdm[Any] = stack.enter_context(
-            tqdm(
-                total=len(models),
-                desc="planning",
-                unit="encoder",
-                leave=False,
-                disable=not progress,
-            )
+            progress_bar("planning", unit="encoder", total=len(models))
         )
-        if workers == 1:
-            plan_model = functools.partial(plan_model, show=bar.set_postfix_str)
         planned: dict[str, PlannedEncoder] = {}
         try:
             for group in apply(functools.partial(_each, plan_model), _by_kind(models)):
@@ -308,22 +296,6 @@ def plan_encoders(
                 "ran out. Name the encoders, which takes one process."
             ) from error
     return [planned[model.row.name] for model in models]
-
-
-def _watched(step: Step, show: Callable[[str], object]) -> Step:
-    """Show with each pass of a step how many there were, and of which batch."""
-    name, runs = step.about["encoder"], itertools.count(1)
-
-    def loss(batch: int, device: torch.device, copied: Copy) -> Loss:
-        own = step.loss(batch, device, copied)
-
-        def shown(output: Any) -> Tensor:
-            show(f"{name}, step {next(runs)}, batch {batch}")
-            return own(output)
-
-        return shown
-
-    return dataclasses.replace(step, loss=loss)
 
 
 def _each(
@@ -341,19 +313,9 @@ def _by_kind(models: Sequence[ListedEncoder]) -> list[list[ListedEncoder]]:
     return list(groups.values())
 
 
-def _show_nothing(_: str) -> None:
-    """Other processes have no bar."""
-
-
-def _planned(
-    model: ListedEncoder,
-    *,
-    speed: Speed,
-    counted: bool,
-    show: Callable[[str], None] = _show_nothing,
-) -> PlannedEncoder:
+def _planned(model: ListedEncoder, *, speed: Speed, counted: bool) -> PlannedEncoder:
     row, training = model.row, model.training
-    step = _watched(encoder_step(row, training, speed=speed), show)
+    step = encoder_step(row, training, speed=speed)
     left = training.step_budget_bytes(row)
     whole = step.channels[0][0]
     with step.training():
@@ -410,15 +372,13 @@ def _counted(
     return plan.modes, plan.measured_bytes
 
 
-def check_fits(planned: PlannedEncoder, *, progress: bool = False) -> None:
+def check_fits(planned: PlannedEncoder) -> None:
     """Refuse an encoder that does not fit.
 
     Parameters
     ----------
     planned : PlannedEncoder
         The encoder on a GPU.
-    progress : bool
-        Whether a bar on stderr shows that it is searched what fits instead.
 
     Raises
     ------
@@ -437,17 +397,9 @@ def check_fits(planned: PlannedEncoder, *, progress: bool = False) -> None:
         return
     training = planned.model.training
     assert training.card_bytes is not None
-    bar: tqdm[Any]
-    with tqdm(
-        desc="searching for what fits",
-        bar_format="{desc} [{elapsed}{postfix}]",
-        leave=False,
-        disable=not progress,
-    ) as bar:
-        step = encoder_step(planned.model.row, training, speed=planned.speed)
-        step = _watched(step, bar.set_postfix_str)
-        with step.training():
-            raise refusal(Profiler(step), training.card_bytes, planned.step_bytes)
+    step = encoder_step(planned.model.row, training, speed=planned.speed)
+    with step.training():
+        raise refusal(Profiler(step), training.card_bytes, planned.step_bytes)
 
 
 @dataclass(frozen=True)
@@ -520,7 +472,6 @@ def sweep_encoder(
     *,
     device: str | None = None,
     speed: Speed | None = None,
-    progress: bool = False,
 ) -> SweptEncoder:
     """Plan an encoder for each batch size and see which trains the most utterances.
 
@@ -539,8 +490,6 @@ def sweep_encoder(
     speed : Speed or None
         Of the device that they are estimated for, as in :func:`plan_encoders`; where one
         times, it is ignored.
-    progress : bool
-        Whether a bar on stderr shows what is planned.
 
     Returns
     -------
@@ -569,24 +518,13 @@ def sweep_encoder(
     sizes = sorted(set(batches))
     step = encoder_step(row, training, speed=speed, device=where)
     bar: tqdm[Any]
-    with tqdm(
-        total=len(sizes),
-        desc="sweeping",
-        unit="batch",
-        leave=False,
-        disable=not progress,
-    ) as bar:
-
-        def show(batch: int) -> None:
-            bar.n = sizes.index(batch)
-            bar.set_postfix(batch=batch)
-
+    with progress_bar("sweeping", unit="batch", total=len(sizes)) as bar:
         plans = sweep(
             step,
             sizes,
             training.card_bytes,
             other_seconds=lambda: _optimizer_seconds(row, training, device, speed),
-            before_batch=show,
+            before_batch=lambda batch: bar.update(sizes.index(batch) - bar.n),
         )
     return SweptEncoder(row, training, device, speed, plans)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from tqdm import tqdm
 
 from speechbrain_rev import devices
 from speechbrain_rev.architectures import (
@@ -24,6 +22,7 @@ from speechbrain_rev.architectures import (
     Architecture,
     Head,
 )
+from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.catalog.table import (
     INPUT_BYTES_PER_FRAME,
     Training,
@@ -641,7 +640,6 @@ def calibrate(
     names: tuple[str, ...] = CALIBRATED,
     frames: int = 200,
     repeats: int = 3,
-    progress: bool = False,
 ) -> Speed:
     """Measure blocks of all kinds in all modes and fit the device's speed to them.
 
@@ -655,8 +653,6 @@ def calibrate(
         Of an utterance.
     repeats : int
         Steps of each mode, after one that is not counted.
-    progress : bool
-        Whether a bar on stderr shows how far it is.
 
     Returns
     -------
@@ -683,10 +679,11 @@ def calibrate(
     works: list[Work] = []
     seconds: list[float] = []
     batches: list[int] = []
-    bar = tqdm(
-        names, desc="measuring", unit="encoder", leave=False, disable=not progress
-    )
-    for name in bar:
+    bar = progress_bar("measuring", unit=" steps")
+    for number, name in enumerate(names, 1):
+        bar.set_description(
+            f"measuring {name} ({number} of {len(names)})", refresh=False
+        )
         step_of_some = functools.partial(
             training_step, name, blocks=(2, 2, 2, 2), frames=frames
         )
@@ -699,13 +696,18 @@ def calibrate(
             batches.append(batch)
             with torch.random.fork_rng(random_devices(device)):
                 encoder, run = step_of_some(batch=batch, device=device)
-                step = _shown(run, bar, name)
+
+                def step(run: Callable[[], Any] = run) -> None:
+                    run()
+                    bar.update()
+
                 taken = measured_seconds(encoder, step, device, repeats=repeats)
                 for chosen in uniform_modes(encoder):
                     traced = trace_bytes(encoder, step, with_work=True)
                     for block, work in traced.work.items():
                         works.append(work)
                         seconds.append(taken[block, chosen.get(block, "")])
+    bar.close()
     sizes = " and ".join(map(str, sorted(set(batches))))
     about = {
         "device": described(device),
@@ -717,14 +719,3 @@ def calibrate(
         fitted_speed(works, seconds, about),
         host_bytes_per_second=copied_bytes_per_second(device),
     )
-
-
-def _shown(run: Callable[[], Any], bar: tqdm[str], name: str) -> Callable[[], None]:
-    """Show on the bar how many steps of an encoder have begun."""
-    count = itertools.count(1)
-
-    def step() -> None:
-        bar.set_postfix_str(f"{name}, step {next(count)}")
-        run()
-
-    return step

@@ -18,7 +18,6 @@ from speechbrain_rev.cli.options import (
     add_speed,
     check_plot,
     show,
-    shows_progress,
     speed_of,
     workers_for,
 )
@@ -231,8 +230,7 @@ def _planned(parsed: argparse.Namespace, gpu: Gpu | None) -> Sequence[Cases]:
         names=parsed.names,
         speed=speed_of(parsed, gpu),
         workers=workers_for(parsed.names),
-        progress=shows_progress(parsed),
     )
     if len(encoders) == 1:
-        plans.check_fits(encoders[0], progress=shows_progress(parsed))
+        plans.check_fits(encoders[0])
     return [before_and_planned(encoder, stages=parsed.stages) for encoder in encoders]

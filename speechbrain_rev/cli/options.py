@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,11 +126,6 @@ def speed_of(parsed: argparse.Namespace, gpu: Gpu) -> Speed:
         return Speed.from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"--speed {path}: {error}") from error
-
-
-def shows_progress(parsed: argparse.Namespace) -> bool:
-    """Choose whether a bar is shown: on a terminal, unless JSON is printed."""
-    return sys.stderr.isatty() and not parsed.json
 
 
 def add_output(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:

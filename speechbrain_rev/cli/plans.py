@@ -22,7 +22,6 @@ from speechbrain_rev.cli.options import (
     add_speed,
     check_plot,
     show,
-    shows_progress,
     speed_of,
     workers_for,
 )
@@ -160,10 +159,9 @@ def _plan(parsed: argparse.Namespace) -> None:
         names=parsed.names,
         speed=speed_of(parsed, gpu),
         workers=workers_for(parsed.names),
-        progress=shows_progress(parsed),
     )
     if len(encoders) == 1:
-        plans.check_fits(encoders[0], progress=shows_progress(parsed))
+        plans.check_fits(encoders[0])
     if parsed.save is not None:
         encoders[0].as_plan().save(parsed.save)
     report = render.PlansReport(encoders, at_hand)
@@ -202,7 +200,6 @@ def _sweep(parsed: argparse.Namespace) -> None:
         batches,
         device=parsed.device,
         speed=speed_of(parsed, gpu),
-        progress=shows_progress(parsed),
     )
     what = f"{len(swept.sweep.plans)} batches"
     draw = partial(pictures.draw_sweep, swept)
@@ -217,12 +214,7 @@ def _calibrate(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.whole_files import write_whole
 
     device = timed_device(parsed.device)
-    shown = sys.stderr.isatty()
-    if not shown:
-        names = ", ".join(steps.CALIBRATED)
-        words = f"Blocks of {names} are timed on {device}, a minute or more."
-        print(words, file=sys.stderr, flush=True)
-    speed = steps.calibrate(device, progress=shown)
+    speed = steps.calibrate(device)
     write_whole(parsed.file, speed.to_json())
     print(f"{parsed.file}: {speed.rates}")
     for name, value in speed.about.items():

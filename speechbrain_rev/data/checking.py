@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
+from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.lists import is_listable
 from speechbrain_rev.whole_files import write_whole
 
@@ -111,11 +112,12 @@ def check_files(
     treated: dict[str, tuple[str, ...]] = {}
     seen: set[str] = set()
     shortest = settings.segment_samples() if settings.short == "drop" else 0
-    bar = tqdm(
+    bar = progress_bar(
+        "speech" if settings.check_audio else "headers",
         read_ahead(checked, rows),
-        total=len(rows),
-        desc="speech" if settings.check_audio else "headers",
         unit="utt",
+        total=len(rows),
+        leave=True,
     )
     for (speaker, name), audio in zip(rows, bar, strict=True):
         if isinstance(audio, LeftOut):
@@ -221,13 +223,8 @@ def _alike(
         # What cannot be read is not used, and equals nothing.
         return object() if found is None else found
 
-    bar = tqdm(
-        read_ahead(read, files),
-        total=len(files),
-        desc=what,
-        unit="file",
-        leave=content is not bytes_of,
-        disable=not files,
+    bar = progress_bar(
+        what, read_ahead(read, files), unit="file", total=len(files), off=not files
     )
     found = dict(zip(files, bar, strict=True))
     return [

@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import torch
-from tqdm import tqdm
 
+from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.lists import check_length, joined_line, read_lines, split_line
 from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.scoring.trials import models_file
@@ -316,7 +316,7 @@ def _in_folder(corpus: Corpus, left_out: list[LeftOut]) -> dict[str, list[str]]:
     """List the audio of speakers, and what is left out."""
     by_speaker, names = defaultdict(list), []
     # Files of other formats are listed too, so that none is dropped silently.
-    for name, cause in tqdm(corpus.audio(), desc="listing", unit="file", leave=False):
+    for name, cause in progress_bar("listing", corpus.audio(), unit="file"):
         if cause:
             left_out.append(LeftOut(str(located(corpus, name)[0]), cause, cause.detail))
         else:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.whole_files import (
     clear_unfinished,
@@ -388,7 +389,7 @@ def pack(
             sample_rate=sample_rate,
             channel=channel,
         ) as made,
-        tqdm(total=len(files), desc="packing", unit="file") as bar,
+        progress_bar("packing", unit="file", total=len(files), leave=True) as bar,
     ):
         left = [name for name in names if name not in made]
         bar.update(len(files) - len(left))

@@ -16,8 +16,8 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.data.corpus import AUDIO_SUFFIXES, files_below, is_hidden
 from speechbrain_rev.data.packed import find_packed
 from speechbrain_rev.data.segments import file_of
@@ -465,7 +465,9 @@ def look_through(
         check_window(window, window, "window")
     headers = {
         name: _header_seconds(path, channels, window)
-        for name, path in tqdm(listing.files.items(), desc="headers", unit="utt")
+        for name, path in progress_bar(
+            "headers", listing.files.items(), unit="utt", total=len(listing.files)
+        )
     }
     bad = {name: why for name, why in headers.items() if isinstance(why, str)}
     return sum(s for s in headers.values() if not isinstance(s, str)), bad

@@ -13,11 +13,10 @@ from itertools import islice
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from speechbrain.utils.distributed import if_main_process
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
+from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.data.resampling import rate_ratio, resample_blocks
 from speechbrain_rev.inference.audio import (
     MAXIMUM_SECONDS,
@@ -418,12 +417,14 @@ class RunningModel:
         length = math.inf if window is None else float(window)
         long = _longer(recordings, length)
         short = [index for index in range(len(recordings)) if index not in long]
-        with tqdm(
-            total=len(recordings),
-            desc="embedding",
+        bar = progress_bar(
+            "embedding",
             unit="utt",
-            disable=len(recordings) < _MANY or not if_main_process(),
-        ) as progress:
+            total=len(recordings),
+            leave=True,
+            off=len(recordings) < _MANY,
+        )
+        with bar as progress:
             shapes = RepeatedShapes(self.device)
             for group in read_batches(short, read, self.device):
                 indices, waveforms = zip(*group, strict=True)

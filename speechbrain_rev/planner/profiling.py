@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from speechbrain_rev.bars import LONG_SECONDS, progress_bar
 from speechbrain_rev.compression.activations import refuse_what_is_compressed
 from speechbrain_rev.devices import described, random_devices
 from speechbrain_rev.modes import ALONE, Mode, fallback
@@ -74,9 +74,6 @@ _VERIFIED = 2
 
 # Samples of the smaller of two steps, from which a larger one is extrapolated: at least half.
 _FEWEST = 2
-
-# Seconds before a bar shows how far a probe is.
-_SHOWN_AFTER = 5
 
 
 def profile(
@@ -746,8 +743,8 @@ class CompressionProbe:
         self.squared_errors: dict[str, float] = {}
         records = trial.network.compression.records  # type: ignore[attr-defined]
         candidates = [n for n, m in self._stored.items() if m is Mode.STORE]
-        for name in tqdm(
-            candidates, "gradient errors", unit="block", leave=False, delay=_SHOWN_AFTER
+        for name in progress_bar(
+            "gradient errors", candidates, unit="block", delay=LONG_SECONDS
         ):
             error = self.gradient_error({name: Mode.COMPRESS.value})
             smaller = any(r.kept_bytes < r.original_bytes for r in records.values())

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
+from tqdm import tqdm
 
+from speechbrain_rev.bars import LONG_SECONDS, progress_bar
 from speechbrain_rev.devices import random_devices
 from speechbrain_rev.planner.memory import make_gradients
 from speechbrain_rev.planner.network import (
@@ -46,6 +49,9 @@ Copy = Callable[[nn.Module], nn.Module]
 
 #: Makes one number of a network's output: the loss.
 Loss = Callable[[Any], Tensor]
+
+#: Counts the runs of trials within ``Step.training``.
+_bar: ContextVar[tqdm[Any] | None] = ContextVar("bar", default=None)
 
 
 class NoStep(ValueError):
@@ -292,6 +298,9 @@ class Step:
                 value = loss(call(own, inputs))
             _check_loss(value)
             value.backward()
+            if (bar := _bar.get()) is not None:
+                bar.set_postfix_str(f"batch {batch}", refresh=False)
+                bar.update()
 
         return Trial(own, as_network(own, self.blocks), run)
 
@@ -306,13 +315,32 @@ class Step:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Let trials take gradients, whatever the caller does, and draw numbers unseen."""
+        """Let trials take gradients, whatever the caller does, and draw numbers unseen.
+
+        If that takes long, a bar counts them.
+        """
         # To leave inference mode is to take gradients, under no_grad too.
         with (
             torch.inference_mode(False),
             torch.random.fork_rng(random_devices(self.device)),
+            _counted_trials(self.about.get("encoder", self.about.get("network", ""))),
         ):
             yield
+
+
+@contextlib.contextmanager
+def _counted_trials(name: str) -> Iterator[None]:
+    """Show a bar that counts the runs of all trials."""
+    if _bar.get() is not None:
+        yield
+        return
+    words = f"planning {name}".strip()
+    with progress_bar(words, unit=" steps", delay=LONG_SECONDS) as bar:
+        token = _bar.set(bar)
+        try:
+            yield
+        finally:
+            _bar.reset(token)
 
 
 def step_of(

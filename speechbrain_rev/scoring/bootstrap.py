@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from tqdm import tqdm
 
+from speechbrain_rev.bars import LONG_SECONDS, progress_bar
 from speechbrain_rev.scoring.arrays import as_labels, as_values, same_length
 from speechbrain_rev.scoring.metrics import (
     MEASURES,
@@ -29,8 +29,6 @@ from speechbrain_rev.scoring.metrics import (
 _MOST_EMPTY = 1000
 # Of two, all draws with trials of both kinds are one: an interval of no width.
 _FEWEST_SPEAKERS = 3
-# Seconds before a bar shows how far it is.
-_SHOWN_AFTER = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +139,8 @@ def bootstrap(
     draws = np.random.default_rng(seed)
     rows = MEASURES | {row.name: row for row in map(lowest_cost, p_targets)}
     rates = {row: np.empty(replicates) for row in rows.values() if row.bootstrapped}
-    for i in tqdm(
-        range(replicates), "bootstrap", unit="draw", leave=False, delay=_SHOWN_AFTER
+    for i in progress_bar(
+        "bootstrap", range(replicates), unit="draw", delay=LONG_SECONDS
     ):
         curve = _drawn(draws, len(count), is_target, enrol, test, score, points)
         for measure, figures in rates.items():

@@ -138,7 +138,7 @@ class ValidatedEpochs(CheckedSteps):
             self.embeddings: dict[str, Tensor] = {}
             self.shapes = RepeatedShapes(torch.device(self.device))
             name, total, done = "valid", len(self.valid_trials.utterances), 0
-        self.bar = progress.progress_bar(name, total, done, off=self.noprogressbar)
+        self.bar = progress.epoch_bar(name, total, done, off=self.noprogressbar)
 
     def on_stage_end(
         self, stage: sb.Stage, stage_loss: float, epoch: int | None = None

@@ -10,13 +10,13 @@ from typing import Any
 
 import speechbrain as sb
 import torch
-from speechbrain.utils.distributed import if_main_process
 from tqdm import tqdm
 
+from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.sizes import GIB
 
-REDRAW_SECONDS = 1.0
-LINE_SECONDS = 300.0
+# Memory is measured when the bar is drawn, and epochs take hours.
+REDRAW_SECONDS, LINE_SECONDS = 1.0, 300.0
 # Two quantities, never under one name: which is logged depends on the device.
 PEAKS = {
     "cuda_allocated_peak_bytes": "CUDA allocated peak GiB",
@@ -110,8 +110,8 @@ def log_line(stats: dict[str, Any]) -> dict[str, Any]:
     return line | memory_shown(stats)
 
 
-def progress_bar(name: str, total: int, done: int, *, off: bool) -> tqdm[Any]:
-    """Show how many utterances are done, in the main process alone.
+def epoch_bar(name: str, total: int, done: int, *, off: bool) -> tqdm[Any]:
+    """Show how many utterances of an epoch are done.
 
     Parameters
     ----------
@@ -120,41 +120,22 @@ def progress_bar(name: str, total: int, done: int, *, off: bool) -> tqdm[Any]:
     total, done : int
         Utterances, and how many of them were seen before.
     off : bool
-        Whether to show none. In a file, which is no terminal, it is a line every few
-        minutes.
+        Whether to show none.
 
     Returns
     -------
     tqdm
         The bar.
     """
-    terminal = sys.stderr.isatty()
-    return tqdm(
-        desc=name,
-        total=total,
-        initial=done,
+    return progress_bar(
+        name,
         unit="utt",
-        disable=off or not if_main_process(),
-        leave=False,
-        # The clock is read at every step: steps take longer.
-        mininterval=REDRAW_SECONDS if terminal else LINE_SECONDS,
-        miniters=1,
-        file=None if terminal else _Lines(),
-        delay=0 if terminal else LINE_SECONDS,
-        # A log has no cursor to move below the bars that are open.
-        position=None if terminal else 0,
+        total=total,
+        done=done,
+        off=off,
+        redraw_seconds=REDRAW_SECONDS,
+        line_seconds=LINE_SECONDS,
     )
-
-
-class _Lines:
-    """Writes the bar of a terminal as lines of a log."""
-
-    def write(self, text: str) -> None:
-        if text := text.strip():
-            sys.stderr.write(f"{text}\n")
-
-    def flush(self) -> None:
-        sys.stderr.flush()
 
 
 def show_step(
@@ -165,7 +146,7 @@ def show_step(
     Parameters
     ----------
     bar : tqdm
-        A ``progress_bar``.
+        An ``epoch_bar``.
     utterances : int
         How many the step had, over all processes.
     loss : float

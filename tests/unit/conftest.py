@@ -1,4 +1,7 @@
-"""What tests of pictures share."""
+"""What tests of pictures and bars share."""
+
+import io
+import sys
 
 import pytest
 from matplotlib.figure import Figure
@@ -18,3 +21,25 @@ def figures():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", keep_and_save)
         yield saved
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Give what makes stderr a terminal: a test calls it, for pytest replaces stderr."""
+    return lambda: _stderr(monkeypatch, _Terminal())
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """Give what makes stderr a file."""
+    return lambda: _stderr(monkeypatch, io.StringIO())
+
+
+def _stderr(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream

@@ -234,28 +234,6 @@ def test_memory_that_runs_out_is_one_line_with_advice(
     assert advice in line
 
 
-@pytest.mark.parametrize(
-    ("command", "owner", "name"),
-    [("plan resnet34", plans, "plan_encoders"), (PLANNED, plans, "plan_encoders"),
-     ("sweep resnet34", plans, "sweep_encoder")],
-)  # fmt: skip
-def test_a_bar_is_shown_on_a_terminal_and_not_beside_json(
-    command, owner, name, monkeypatch, capsys
-):
-    asked = []
-
-    def ended(*_, progress, **__):
-        asked.append(progress)
-        raise ValueError("seen")
-
-    monkeypatch.setattr(owner, name, ended)
-    for terminal in (True, False):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda there=terminal: there)
-        for more in ([], ["--json"]):
-            refuse([*command.split(), "--card=4GB", *more], capsys)
-    assert asked == [True, False, False, False]
-
-
 def test_other_errors_of_the_runtime_keep_their_traceback(monkeypatch):
     def wrong(*_, **__):
         raise RuntimeError("Expected 4 channels")
@@ -551,8 +529,8 @@ class TestSpeed:
         monkeypatch.setattr(steps, "calibrate", lambda device, **_: SPEED)
         file = tmp_path / "speed.json"
         assert cli.main(["calibrate", str(file)]) == 0
-        text, progress = capsys.readouterr()
-        assert "Blocks of resnet34, resnet101" in progress
+        text, shown = capsys.readouterr()
+        assert not shown
         assert f"{file}: 1e+03 TFLOP/s, 9.31e+05 GiB/s, 1,000 operations/s" in text
         assert Speed.from_json(file.read_text()) == SPEED
         plain = json.loads(SPEED.to_json())

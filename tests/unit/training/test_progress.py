@@ -1,12 +1,7 @@
 """The line of an epoch, the bar, and their memory."""
 
-import contextlib
-import io
-import sys
-
 import pytest
 import torch
-from tqdm import tqdm
 
 from speechbrain_rev.sizes import GIB
 from speechbrain_rev.training import progress
@@ -67,22 +62,6 @@ def test_a_forecast_is_in_minutes_or_hours(seconds, duration):
     assert f"100 steps per epoch, {seconds:.2f} s per step: {duration} for 2" in words
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.fixture
-def stderr(monkeypatch):
-    """Replace stderr by a file or by a terminal."""
-
-    def replace(stream):
-        monkeypatch.setattr(sys, "stderr", stream)
-        return stream
-
-    return replace
-
-
 @pytest.fixture
 def stepped(monkeypatch):
     """Show steps of four utterances, some seconds apart."""
@@ -90,7 +69,7 @@ def stepped(monkeypatch):
     def show(steps, seconds, device="cpu"):
         now = [0.0]
         monkeypatch.setattr("tqdm.std.time", lambda: now[0])
-        with progress.progress_bar("epoch 1", 4000, 0, off=False) as bar:
+        with progress.epoch_bar("epoch 1", 4000, 0, off=False) as bar:
             for _ in range(steps):
                 now[0] += seconds
                 progress.show_step(bar, 4, 4.5, device)
@@ -102,32 +81,27 @@ def stepped(monkeypatch):
     ("device", "peak"), [("cuda", "allocated peak=1.50GiB]"), ("cpu", "resident peak=")]
 )
 def test_the_bar_shows_speed_remaining_time_loss_and_memory(
-    monkeypatch, stderr, stepped, device, peak
+    monkeypatch, terminal, stepped, device, peak
 ):
-    terminal = stderr(Terminal())
+    shown = terminal()
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * GIB // 2)
     stepped(1, 2.0, device)
     words = f"4/4000 [00:02<33:18,  2.00utt/s, loss=4.50, {peak}"
-    assert any(words in line for line in terminal.getvalue().split("\r"))
+    assert any(words in line for line in shown.getvalue().split("\r"))
 
 
-@pytest.mark.parametrize("others", [0, 1])
-def test_a_log_file_gets_a_line_every_few_minutes(stderr, stepped, others):
-    file = stderr(io.StringIO())
-    with contextlib.ExitStack() as stack:
-        for _ in range(others):
-            stack.enter_context(tqdm(file=io.StringIO()))
-        stepped(700, 1.0)
-    lines = file.getvalue().splitlines()
+def test_a_log_file_gets_a_line_every_few_minutes(log, stepped):
+    shown = log()
+    stepped(700, 1.0)
+    lines = shown.getvalue().splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("epoch 1:  30%")
     assert "4.00utt/s, loss=4.50, resident peak=" in lines[0]
-    assert "\r" not in file.getvalue()
 
 
-def test_memory_is_measured_once_a_second(monkeypatch, stderr, stepped):
+def test_memory_is_measured_once_a_second(monkeypatch, terminal, stepped):
+    terminal()
     measured = []
     monkeypatch.setattr(progress, "peak_memory", lambda one: measured.append(one) or {})
-    stderr(Terminal())
     stepped(17, 0.25)
     assert len(measured) == 4

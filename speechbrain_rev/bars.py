@@ -1,0 +1,97 @@
+"""Bars of long work on a terminal; in a log, a line now and then."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from multiprocessing import parent_process
+from typing import Any
+
+from tqdm import tqdm
+
+REDRAW_SECONDS = 0.1
+LINE_SECONDS = 60.0
+#: Before work of unknown length shows a bar.
+LONG_SECONDS = 5.0
+
+
+def progress_bar(
+    desc: str,
+    iterable: Iterable[Any] | None = None,
+    *,
+    unit: str,
+    total: int | None = None,
+    done: int = 0,
+    delay: float = 0.0,
+    leave: bool = False,
+    off: bool = False,
+    redraw_seconds: float = REDRAW_SECONDS,
+    line_seconds: float = LINE_SECONDS,
+) -> tqdm[Any]:
+    """Make a bar, which the first process alone shows on stderr.
+
+    Parameters
+    ----------
+    desc : str
+        The text before the bar.
+    iterable : iterable or None
+        What is counted as it is iterated over; None to call ``update``.
+    unit : str
+        Of what is counted, in a word.
+    total : int or None
+        How many there are; None to count the iterable, or where nobody knows.
+    done : int
+        How many of them were done before.
+    delay : float
+        Seconds before the bar shows on a terminal.
+    leave : bool
+        Whether the bar stays on a terminal at the end.
+    off : bool
+        Whether to show none.
+    redraw_seconds : float
+        Between two looks of it on a terminal.
+    line_seconds : float
+        Between two lines of a log, and before the first.
+
+    Returns
+    -------
+    tqdm
+        The bar.
+
+    Examples
+    --------
+    >>> sum(progress_bar("adding", [1, 2, 3], unit="number"))
+    6
+    """
+    terminal = sys.stderr.isatty()
+    own: dict[str, Any] = {"mininterval": redraw_seconds, "delay": delay}
+    if not terminal:
+        own = {"mininterval": line_seconds, "delay": line_seconds, "file": _Lines()}
+        # A log has no cursor to move below the bars that are open.
+        own["position"] = 0
+    # torchrun numbers its processes; those that share work have a parent.
+    is_first = os.environ.get("RANK", "0") == "0" and not parent_process()
+    return tqdm(
+        iterable,
+        desc,
+        total,
+        unit=unit,
+        initial=done,
+        # The clock is read at every step: their lengths differ.
+        miniters=1,
+        leave=leave and terminal,
+        disable=off or not is_first,
+        **own,
+    )
+
+
+class _Lines:
+    """Writes the bar of a terminal as lines of a log."""
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            sys.stderr.write(f"{text}\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()

@@ -1,0 +1,62 @@
+"""Bars: a terminal's, a log's lines, and processes that show none."""
+
+import contextlib
+import io
+
+import pytest
+from tqdm import tqdm
+
+from speechbrain_rev import bars
+from speechbrain_rev.bars import progress_bar
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Count to four, some seconds apart."""
+
+    def count(seconds, **settings):
+        now = [0.0]
+        monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+        for _ in progress_bar("counting", range(4), unit="number", **settings):
+            now[0] += seconds
+
+    return count
+
+
+def test_a_terminal_shows_each_step_and_may_keep_the_last(terminal, counted):
+    shown = terminal()
+    counted(1.0, leave=True)
+    assert "counting:  25%" in shown.getvalue()
+    assert shown.getvalue().endswith("\n")
+
+
+def test_short_work_shows_no_bar_that_waits(terminal, counted):
+    shown = terminal()
+    counted(1.0, delay=bars.LONG_SECONDS)
+    assert "counting" not in shown.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(10.0, 0), (40.0, 2)])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_log_gets_a_line_a_minute_of_long_work_alone(
+    log, counted, seconds, lines, others
+):
+    shown = log()
+    with contextlib.ExitStack() as stack:
+        for _ in range(others):
+            stack.enter_context(tqdm(file=io.StringIO()))
+        counted(seconds, leave=True)
+    text = shown.getvalue()
+    assert len(text.splitlines()) == text.count("counting:") == lines
+    assert "\r" not in text
+
+
+@pytest.mark.parametrize("several", ["torchrun", "multiprocessing"])
+def test_one_process_shows_it(terminal, counted, monkeypatch, several):
+    shown = terminal()
+    if several == "torchrun":
+        monkeypatch.setenv("RANK", "1")
+    else:
+        monkeypatch.setattr(bars, "parent_process", object)
+    counted(1.0)
+    assert not shown.getvalue()
