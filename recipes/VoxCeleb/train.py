@@ -49,7 +49,7 @@ from speechbrain_rev.training import (
     give_modes,
     run_self_test,
 )
-from speechbrain_rev.training.progress import begin_log
+from speechbrain_rev.training.progress import beginning_log
 from speechbrain_rev.training.run_settings import (
     already_finished,
     finish,
@@ -209,7 +209,9 @@ def self_test(argv):
 
 def train(text, settings, run_opts, folder, dry):
     """Train, or take two steps and print how long training would take."""
-    begin_log(settings["output_folder"])
+    with beginning_log(settings["output_folder"]):
+        # From here, since it keeps a copy of the file that calls it.
+        sb.create_experiment_directory(settings["output_folder"])
     otherwise = goes_on_otherwise(settings)
     if otherwise:
         run_on_main(print, args=[otherwise])

@@ -283,7 +283,9 @@ def plan_encoders(
             pool = ProcessPoolExecutor(workers, context)
             apply = stack.enter_context(pool).map
         bar: tqdm[Any] = stack.enter_context(
-            progress_bar("planning", unit="encoder", total=len(models))
+            progress_bar(
+                "planning", unit="encoder", total=len(models), off=len(models) == 1
+            )
         )
         planned: dict[str, PlannedEncoder] = {}
         try:

@@ -353,7 +353,7 @@ class PlansReport(Report):
             f"of the {UTTERANCES:,} utterances of VoxCeleb2 dev (DF encoders train 165: a "
             "tenth more).",
             "batch": "Computed: batch: one that fits for certain, planned or in one mode. "
-            f"GPUs: how many are enough for {TOTAL_BATCH}; stored: how many if every block "
+            f"GPUs: how many make a batch of {TOTAL_BATCH}; if stored: the same if every block "
             f"stores (torch {versions['torch']}, {versions['date']}).",
         }
 
@@ -404,7 +404,7 @@ class PlansReport(Report):
                         "computed.largest_batch_by_mode.{mode}", shown=False),
             Column(computed, "GPUs", "cards", f"computed.cards_for_{TOTAL_BATCH}",
                    importance=2),
-            Column(computed, "stored", "cards_stored",
+            Column(computed, "if stored", "cards_stored",
                    f"computed.cards_for_{TOTAL_BATCH}_stored", importance=1),
         ]  # fmt: skip
         return [Table(columns, self.encoders)]

@@ -234,8 +234,15 @@ class Plan:
         return (
             f"{self.counts()}: peak {size_text(self.measured_bytes)} counted "
             f"({size_text(self.predicted_bytes)} predicted) of "
-            f"{size_text(self.budget_bytes)}{self.error_text()}"
+            f"{size_text(self.budget_bytes)}{self.time_text()}{self.error_text()}"
         )
+
+    def time_text(self) -> str:
+        """Put in words how long a step takes; nothing where no one knows it stored."""
+        stored = float(self.about.get("stored_seconds", 0.0))
+        if not stored:
+            return ""
+        return f"; {self.seconds / stored:.2f} times the time of storing every block"
 
     def error_text(self) -> str:
         """Put in words by how much gradients differ; nothing of a lossless plan."""
@@ -379,8 +386,8 @@ def plan_step(
     Plan
         Its ``budget_bytes`` are what was left for what modes change; ``about`` has the
         rest, if any: weights, gradients and optimizer state (``staying_bytes``), the
-        reserve for CUDA and fragmentation (``reserved_bytes``), and what a step would take
-        if all blocks stored (``stored_bytes``, predicted).
+        reserve for CUDA and fragmentation (``reserved_bytes``); and what a step would take
+        if all blocks stored (``stored_bytes``, ``stored_seconds``, predicted).
 
     Raises
     ------
@@ -405,15 +412,14 @@ def plan_step(
             planned = _run(profiler, chosen, left)
         except Infeasible as error:
             raise refusal(profiler, budget, error.needed_bytes) from None
-    fixed = step.fixed_bytes(step.batch)
-    if not fixed and not step.is_card:
-        return planned
+    profile, fixed = chosen.profile, step.fixed_bytes(step.batch)
     stored = dict.fromkeys(planned.modes, Mode.STORE)
-    return planned.with_about(
-        staying_bytes=str(fixed),
-        reserved_bytes=str(budget - fixed - left),
-        stored_bytes=str(chosen.profile.peak_bytes(stored)),
-    )
+    more: dict[str, float] = {"stored_bytes": profile.peak_bytes(stored)}
+    if not step.channels:  # With fewer channels at a time storing is slower, too.
+        more["stored_seconds"] = profile.seconds(stored)
+    if fixed or step.is_card:
+        more |= {"staying_bytes": fixed, "reserved_bytes": budget - fixed - left}
+    return planned.with_about(**{name: str(value) for name, value in more.items()})
 
 
 def choose(profiler: Profiler, left_bytes: int, *, is_timed: bool = True) -> Choice:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import speechbrain as sb
 import torch
 from tqdm import tqdm
 
@@ -28,13 +29,14 @@ BAR_PEAKS = {
 }
 
 
-def begin_log(folder: str | Path) -> None:
-    """Make a run's folder and its log.txt, which misses lines where a disk is full.
+@contextlib.contextmanager
+def beginning_log(folder: str | Path) -> Iterator[None]:
+    """Let ``create_experiment_directory`` begin a log that misses lines on a full disk.
 
     Parameters
     ----------
     folder : str or Path
-        The output_folder.
+        The output_folder, which it makes.
 
     Raises
     ------
@@ -44,7 +46,7 @@ def begin_log(folder: str | Path) -> None:
     # Some of the first lines are lost; the next line reports it.
     before, logging.raiseExceptions = logging.raiseExceptions, False
     try:
-        sb.create_experiment_directory(str(folder))
+        yield
     except ValueError as error:
         # logging wraps the system's error about log.txt in one.
         if not isinstance(error.__cause__, OSError):

@@ -140,7 +140,7 @@ def rows_of(network: Network, setting: Setting) -> list[dict[str, Any]]:
                 "way": case.way.name,
                 "held GB": step.held_bytes / network.batch / GB,
                 "live peak GB": step.peak_bytes / network.batch / GB,
-                "baseline": f"{state.name} plain",
+                "baseline": f"{state.name} stored",
                 "held fewer": base.held_bytes / step.held_bytes,
                 "peak lower": base.peak_bytes / step.peak_bytes,
                 "gradient error": error,
@@ -167,7 +167,7 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         f"float32, or bf16 where named, {setting.frames} frames of minivox; {weights}; "
         "held: live bytes between forward and backward pass, both beyond weights and "
         "gradients, for each utterance; gradient error: distance of the whole gradient "
-        "from the plain one's, as a part of it, of a reversible encoder from its own "
+        "from the stored one's, as a part of it, of a reversible encoder from its own "
         "stored one; recipe's bounds: GradientBound(0.01) and DeviationBound(3e-2); every "
         "2nd block recomputed: the 1st, 3rd, ... of each stage, the others compressed; "
         "torch checkpoint: around each block; reversible encoders at first weights; time: median of "

@@ -34,8 +34,8 @@ from .compressed_ways import (
     Trained,
     check_audit,
     compressed,
-    plain,
     ratio_of,
+    stored,
     trained,
 )
 from .harness import Result, distance
@@ -98,7 +98,7 @@ class Exact:
     """
 
     def __init__(self, state: Trained) -> None:
-        training = state.build(plain(state.name))
+        training = state.build(stored(state.name))
         self.maps: dict[str, tuple[int, int]] = {}
         self.layers: dict[str, tuple[BatchNorm, Tensor, Tensor]] = {}
         names = {module: name for name, module in training.encoder.named_modules()}
@@ -133,7 +133,7 @@ class Exact:
 
 def of_a_form(form: str, state: Trained, exact: Exact) -> dict[str, Any]:
     """Compare errors of weight gradients with the deviation that is aimed at."""
-    training = state.build(plain(state.name))
+    training = state.build(stored(state.name))
     training.encoder.set_mode("compress")
     bound = state.followed(training, GradientBound(TARGET, form=form, every=1))
     gradients, _ = gradients_of(training, state)
@@ -220,7 +220,7 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         "larger; handed down: error of the gradient that one normalisation hands down, "
         "median of all, and at the features after all; both kinds: with the "
         "derived form",
-        [dict.fromkeys(HEADS, "") | {"baseline": "plain"} | row for row in rows],
+        [dict.fromkeys(HEADS, "") | {"baseline": "stored"} | row for row in rows],
         "tensors of a step of 2 utterances decoded: errors within bounds, zeros and signs "
         f"kept. {verdict(rows)}",
     )

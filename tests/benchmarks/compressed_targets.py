@@ -50,7 +50,7 @@ def continued(
     target: float | None, speech: Speech, state: Mapping[str, Any], setting: Setting
 ) -> tuple[list[float], Training]:
     """Go on from a state, with all stored where there is no target."""
-    way = Way("plain" if target is None else f"target {100 * target:g} %", chunk=None)
+    way = Way("stored" if target is None else f"target {100 * target:g} %", chunk=None)
     training = training_of(way, setting.name, speech, setting.batch, **setting.row)
     training.resume(state)
     training.let_fall(setting.steps)
@@ -82,9 +82,9 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         loss = statistics.mean(losses[-setting.last :])
         rows.append(
             {
-                "activations": f"target {100 * target:g} %" if target else "plain",
+                "activations": f"target {100 * target:g} %" if target else "stored",
                 "loss": loss,
-                "baseline": "plain",
+                "baseline": "stored",
                 "times the baseline": loss / rows[0]["loss"] if rows else 1.0,
                 "inputs smaller": ratio,
                 "losses": {"of each step": losses},

@@ -26,8 +26,8 @@ from .harness import Result, require
 from .speech import Speech, Training, real_speech
 from .steps import Way
 
-PLAIN, COMPRESSED, NUDGED = "plain", "compressed", "plain, weights off by a bit"
-WAYS = (PLAIN, COMPRESSED, NUDGED)
+STORED, COMPRESSED, NUDGED = "stored", "compressed", "stored, weights off by a bit"
+WAYS = (STORED, COMPRESSED, NUDGED)
 #: How far the mean loss may be from that of the stored run.
 ALLOWED = 0.01
 #: Of weights: about their last bit in float32.
@@ -68,7 +68,7 @@ def trained(way: str, seed: int, speech: Speech, setting: Setting) -> dict[str, 
     training = start(way, seed, speech, setting)
     training.let_fall(setting.steps)
     losses, seconds = training.run(setting.steps, f"{way} {seed}")
-    if way == PLAIN and seed == setting.seeds[0]:
+    if way == STORED and seed == setting.seeds[0]:
         setting.state.parent.mkdir(parents=True, exist_ok=True)
         torch.save(training.state(), setting.state)
     records = training.encoder.compression.records.values()
@@ -88,13 +88,13 @@ def trained(way: str, seed: int, speech: Speech, setting: Setting) -> dict[str, 
 
 def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Give each run its ratio to the stored one of the same seed."""
-    plain = {row["seed"]: row for row in rows if row["way"] == PLAIN}
+    stored = {row["seed"]: row for row in rows if row["way"] == STORED}
     return [
         row
         | {
-            "baseline": f"{PLAIN}, seed {row['seed']}",
-            "times the baseline": row["loss"] / plain[row["seed"]]["loss"],
-            "times its seconds": row["s per step"] / plain[row["seed"]]["s per step"],
+            "baseline": f"{STORED}, seed {row['seed']}",
+            "times the baseline": row["loss"] / stored[row["seed"]]["loss"],
+            "times its seconds": row["s per step"] / stored[row["seed"]]["s per step"],
         }
         for row in rows
     ]
@@ -109,10 +109,10 @@ def check(speech: Speech, setting: Setting) -> str:
         If a bound, a zero or a sign is not kept, or the loss of the first step, which
         no compression has touched yet, is another one.
     """
-    plain = start(PLAIN, setting.seeds[0], speech, setting)
+    stored = start(STORED, setting.seeds[0], speech, setting)
     ours = start(COMPRESSED, setting.seeds[0], speech, setting)
     with audited(ours.encoder) as audit:
-        first = [training.step() for training in (plain, ours)]
+        first = [training.step() for training in (stored, ours)]
         require(first[0] == first[1], f"Losses of the first step are {first}.")
         for _ in range(2):
             ours.step()

@@ -38,7 +38,7 @@ TARGET = 0.01
 #: apart for a last bit alone: 0.025 half a percent.
 RATE = 0.0125
 #: What ``compressed_training`` leaves for what is measured of a trained encoder.
-STATE = Path("results/compressed_training/plain_1.pt")
+STATE = Path("results/compressed_training/stored_1.pt")
 
 
 class Audited(ActivationCompression):
@@ -116,9 +116,9 @@ class Case:
     normalisations: Rule | None = None
 
 
-def plain(name: str) -> Case:
+def stored(name: str) -> Case:
     """Store everything: the baseline."""
-    return Case(name, Way("plain", chunk=None))
+    return Case(name, Way("stored", chunk=None))
 
 
 def compressed(name: str, words: str, *rules: Any, recompute: bool = False) -> Case:
@@ -134,7 +134,7 @@ def cases_of(name: str, counterparts: tuple[str, ...]) -> list[Case]:
     finer = DeviationBound(1e-2)
     rebuilt = Way("reconstruct, exact", "reconstruct", "exact")
     return [
-        plain(name),
+        stored(name),
         Case(name, Way("torch checkpoint", torch_checkpoint=True, chunk=None)),
         Case(name, Way("bf16", precision="bf16", chunk=None)),
         *(
@@ -269,7 +269,7 @@ def trained(
     speech = real_speech(N_MELS, frames)
     if state is None:
         short = real_speech(N_MELS, 64)
-        training = training_of(plain(name).way, name, short, batch, **row)
+        training = training_of(stored(name).way, name, short, batch, **row)
         training.run(steps, name)
         left = training.state()
     else:

@@ -74,9 +74,9 @@ def cells(row: Row, columns: Mapping[str, str]) -> dict[str, str]:
 
 #: What the columns of a table are, by its name: two lines at most.
 CAPTIONS = {
-    "planned": "Seconds of a step over those of the encoder in plain torch layers, which are "
-    "timed whether they fit or not.\nMiB: the budget. Counterpart: resnet34 or df_resnet56 in "
-    "torch's own layers.",
+    "planned": "Seconds of a step over those of the encoder in plain torch layers, also where these "
+    "exceed the budget.\nMiB: the budget. Counterpart: resnet34 or df_resnet56 in plain torch "
+    "layers.",
     "joined": "MiB: memory per 2 s utterance. Batch: largest that fits an 11 GB GPU.\n"
     "Step time: estimated, over that of storing every block.",
     "compiling": "Time and peak of a step, over those of the same mode not compiled.",
@@ -87,21 +87,22 @@ CAPTIONS = {
     "users": "GiB: peak of a step at batch 128. Fits: frames of an utterance at which a "
     "training run fits such a GPU.\nTimes: seconds of a step at batch 4 over those of plain torch "
     "layers, and of the vanilla counterpart in them.",
-    "users_on_a_gpu": "GiB and seconds of a step at batch 128. Days: 150 epochs of VoxCeleb2 "
-    "dev at that speed, the encoder alone.",
+    "users_on_a_gpu": "GiB and seconds of a step at batch 128. GiB: the allocator's peak, "
+    "workspaces of cuDNN included; above, tensors alone.\nDays: 150 epochs of VoxCeleb2 dev at that "
+    "speed, the encoder alone.",
     "normalisation": "Times: seconds over those of plain operations. Maps: peak memory, in "
     "sizes of the input.",
-    "engine": "MiB: memory per 2 s utterance, of 32 blocks (basic, DF) and of revnet57.\n"
-    "Times: seconds of revnet57's step over those of plain torch layers.",
+    "engine": "MiB: memory per 2 s utterance of a chain of 32 basic blocks, of 32 DF blocks, and of "
+    "revnet57.\nTimes: seconds of revnet57's step over those of plain torch layers.",
     "launches": "Above: kernels that a step launches, and GB that it reads and writes beside "
     "convolutions and matrix products.\nBelow: operations, seconds on a CPU and modelled "
     "seconds. x: times those of plain torch layers.",
-    "compressed": "Held: between forward and backward pass. Fewer, lower, times: beside the "
-    "ResNet's plain step.\nGradient error: distance of the whole gradient from the plain step's. "
+    "compressed": "Held: between forward and backward pass. Fewer, lower, times: over those of the "
+    "ResNet's stored step.\nGradient error: of the whole gradient, relative to the stored step's. "
     "resnet34 had learned less than in the next tables.",
-    "compressed_bounds": "Above, convolutions: deviation of the gradient's error over the one "
-    "aimed at.\nBelow, batch normalisations: error of the gradient that is handed "
-    "down. resnet34 had learned more than above.",
+    "compressed_bounds": "First table: convolutions compressed. Deviation / sigma: measured error "
+    "of weight gradients over the bound.\nSecond: normalisations compressed, by relative error of "
+    "the gradients that they pass on.",
     "compressed_training": "Loss: mean of the last 50 steps.",
     "compressed_targets": "Loss: mean of the last 50 steps.",
     "optimizer_states": "Saved: part of the 32-bit states. Launches: kernels of a step with "
@@ -109,13 +110,13 @@ CAPTIONS = {
     "optimizer_steps": "Error: of the update, in all and by kind of layer. ms: of an "
     "optimizer's step on a CPU.",
     "optimizers_on_a_gpu": "ms: of an optimizer's step. Times: over torch's 32-bit foreach.",
-    "budgets": "Peaks and seconds of a step. Least: the smallest budget that has a plan.\n"
+    "budgets": "Budgets: a part of the stored step's live peak, or the least that has a plan.\n"
     "activation_memory_budget: of torch.compile, whose live tensors cannot be counted.",
     "reading": "On one core. Times as fast: as the input path in the column before.",
     "manifests": "MB: resident memory, beyond that of a manifest of 10,000 rows.",
     "embedding": "The script: SpeechBrain's, with batches of 8.",
-    "scoring_at_scale": "s: all scores with AS-Norm. EER s, minDCF s: the error rates from "
-    "these scores.",
+    "scoring_at_scale": "Seconds, of all scores with AS-Norm and then of each error rate. Intervals: "
+    "by bootstrap.",
     "inference": "MiB: peak per 2 s utterance. Times: over those of the vanilla encoder beside "
     "it.",
     "graphs": "From waveform to embedding. Times: as many utterances per second as PyTorch.",
@@ -192,12 +193,12 @@ COLUMNS = {
     },
     "scoring_at_scale": {
         "trials": "{trials:,}",
-        "s": "{s:.2f}",
-        "EER s": "{EER s:.2f}",
-        "minDCF s": "{minDCF s:.2f}",
+        "scores": "{s:.2f}",
+        "a loop over trials": "{baseline s:,.0f}",
+        "EER": "{EER s:.2f}",
+        "minDCF": "{minDCF s:.2f}",
+        "intervals, 1000 draws": "{s per 1000 draws:.0f}",
         "peak GiB": "{peak GiB:.2f}",
-        "a loop over trials, s": "{baseline s:,.0f}",
-        "s for intervals of 1000 draws": "{s per 1000 draws:.0f}",
     },
     "budgets": {
         "recipe": "{recipe}",
@@ -256,7 +257,7 @@ COLUMNS = {
     "compressed_targets": {
         "activations": "{activations}",
         "loss": "{loss:.3f}",
-        "times plain": "{times the baseline:.4f}",
+        "times stored": "{times the baseline:.4f}",
         "inputs smaller": "{inputs smaller:.1f}",
     },
 }
@@ -368,8 +369,8 @@ def compressed_training() -> str:
     rows: dict[int, dict[str, str]] = {}
     for row in result.rows:
         columns = {"seed": "{seed}", row["way"]: "{loss:.3f}"}
-        if row["way"] != "plain":
-            columns[f"{row['way']}: times plain"] = "{times the baseline:.4f}"
+        if row["way"] != "stored":
+            columns[f"{row['way']}: times stored"] = "{times the baseline:.4f}"
         rows.setdefault(row["seed"], {}).update(cells(row, columns))
     return captioned(list(rows.values()), result)
 
@@ -610,9 +611,7 @@ def planned() -> str:
         times = row["times the baseline"]
         shown = f"{times:.2f}" if times else ""
         fits = row["fits"] == "yes"
-        way[f"batch {row['batch']}"] = (
-            shown if fits else f"{shown} does not fit".strip()
-        )
+        way[f"batch {row['batch']}"] = shown if fits else f"{shown} over budget".strip()
     heads = dict.fromkeys(head for way in ways.values() for head in way)
     notes = planned_verdicts(result.rows)
     table = captioned(_filled_up(ways.values(), heads), result, notes=notes)

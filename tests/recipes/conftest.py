@@ -3,8 +3,9 @@
 from contextlib import contextmanager
 
 import pytest
+import speechbrain as sb
 
-from speechbrain_rev.training import epoch_log, progress
+from speechbrain_rev.training import epoch_log
 from tests.corpus import write_corpus, write_noise
 from tests.recipes.runs import FEW_STEPS, arguments, recipe
 
@@ -13,7 +14,7 @@ from tests.recipes.runs import FEW_STEPS, arguments, recipe
 def in_process():
     """The recipe's script in this process, without SpeechBrain's log and the curves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(progress.sb, "create_experiment_directory", lambda folder: None)
+        patch.setattr(sb, "create_experiment_directory", lambda folder: None)
         patch.setattr(epoch_log.plots, "training_curves", lambda rows, path: None)
         yield recipe("train")
 

@@ -17,7 +17,7 @@ from speechbrain_rev.inference import EmbeddingArchive, extraction
 from speechbrain_rev.inference.run_folder import read_results
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
 from speechbrain_rev.scoring import read_scores, read_trials
-from speechbrain_rev.training.progress import begin_log
+from speechbrain_rev.training.progress import beginning_log
 from tests.corpus import write_corpus
 from tests.recipes.runs import RECIPE, SHORT, arguments, log, recipe, weights
 from tests.reliability.operations import (
@@ -173,10 +173,14 @@ def a_log(tmp_path, monkeypatch):
     folder = tmp_path / "out"
     monkeypatch.setattr(sb.utils.logger, "get_environment_description", lambda: "this")
 
+    def begin():
+        with beginning_log(folder):
+            sb.create_experiment_directory(str(folder))
+
     def work():
         sys.argv = [str(RECIPE / "train.py")]
         try:
-            run_script(lambda: begin_log(folder))
+            run_script(begin)
         finally:
             for _ in range(3):
                 logging.getLogger("train").warning("a line")

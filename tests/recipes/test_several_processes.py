@@ -133,6 +133,7 @@ def uninterrupted(data, tmp_path_factory):
 
 def test_two_processes_leave_one_result(uninterrupted):
     assert [line["steps"] for line in log(uninterrupted)] == [4, 8]
+    assert (uninterrupted / "train.py").is_file()
     assert (uninterrupted / "train_log.txt").read_text().count("epoch:") == 2
     # Not "module.stem...", as the wrapper of several processes would name them.
     assert "fc.weight" in weights(uninterrupted)

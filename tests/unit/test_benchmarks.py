@@ -113,7 +113,7 @@ def runs(tmp_path_factory):
     """Short runs of two seeds with compressed activations: setting and result."""
     root = minivox(tmp_path_factory.mktemp("speech"))
     setting = compressed_training.Setting(
-        state=tmp_path_factory.mktemp("runs") / "plain_1.pt",
+        state=tmp_path_factory.mktemp("runs") / "stored_1.pt",
         batch=2,
         frames=48,
         steps=4,
@@ -855,23 +855,23 @@ def test_running_out_of_memory_is_a_row_and_other_errors_are_errors(monkeypatch)
 # Compressed activations.
 
 
-def test_compressed_runs_begin_as_plain_ones(runs):
+def test_compressed_runs_begin_as_stored_ones(runs):
     _, result = runs
-    plain, ours, _ = result.rows
+    stored, ours, _ = result.rows
     assert ours["way"] == compressed_training.COMPRESSED
-    assert plain["first loss"] == ours["first loss"]
-    assert ours["times the baseline"] == ours["loss"] / plain["loss"]
+    assert stored["first loss"] == ours["first loss"]
+    assert ours["times the baseline"] == ours["loss"] / stored["loss"]
     assert ours["ratio"] > ours["least ratio"] > 1
 
 
 @pytest.mark.slow
-def test_compressed_steps_are_compared_with_plain_ones(runs, tmp_path):
+def test_compressed_steps_are_compared_with_stored_ones(runs, tmp_path):
     setting, _ = runs
     state = setting.state
     network = compressed.Network("resnet34", ("revnet57",), 2, 1, state, row=TINIEST)
     result = compressed.run(CPU, compressed.Setting((network,), 64, repeats=2))
     rows = {row["way"]: row for row in result.rows}
-    assert rows["plain"]["held fewer"] == 1
+    assert rows["stored"]["held fewer"] == 1
     for lossless in ("torch checkpoint", "reconstruct, exact"):
         assert rows[lossless]["gradient error"] < 1e-4
     fine, coarse = (rows[f"compressed, {f} of range"] for f in ("1e-3", "1e-2"))
@@ -942,9 +942,9 @@ def test_verdicts_of_compression_are_of_the_worst_case(tmp_path, monkeypatch):
     runs = [
         {"seed": seed, "way": way, "loss": loss, "s per step": 1.0}
         for seed, way, loss in [
-            (1, "plain", 2.0),
+            (1, "stored", 2.0),
             (1, "compressed", 2.01),
-            (2, "plain", 2.0),
+            (2, "stored", 2.0),
             (2, "compressed", 1.95),
         ]
     ]
