@@ -25,6 +25,7 @@ from speechbrain_rev.processes import process_rank
 
 from .corpora import noise_files
 from .dataset import repeat_to
+from .packed import find_packed
 from .reading import audio_info, read_audio, read_first_channel
 from .seeding import generator, read_step, write_step
 
@@ -48,7 +49,7 @@ def check_noise(settings: Mapping[str, Any]) -> None:
     Raises
     ------
     ValueError
-        If one does not exist.
+        If one does not exist, or lies in a packed folder that cannot be read.
 
     Example
     -------
@@ -56,10 +57,15 @@ def check_noise(settings: Mapping[str, Any]) -> None:
     """
     for option in ("noise_folder", "rir_folder"):
         folder = settings.get(option)
-        if folder is not None and not os.path.exists(folder):
+        try:
+            # A folder of a packed one is no folder of a disk.
+            there = folder is None or os.path.exists(folder) or find_packed(folder)
+        except ValueError as error:
+            raise ValueError(f"{option}: {error}") from error
+        if not there:
             raise ValueError(
                 f"{option} is {folder}, which does not exist. Give a folder of audio or a "
-                f"list of files, or null for none."
+                "list of files, or null for none."
             )
 
 

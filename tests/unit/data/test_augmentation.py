@@ -12,6 +12,7 @@ from speechbrain_rev.data import (
     read_audio,
     reverberate,
 )
+from speechbrain_rev.data.packing import pack
 from tests.corpus import write_noise, write_rirs
 
 RATE, CHUNK = 16000, 8000
@@ -279,6 +280,18 @@ class TestFolders:
         write_noise(tmp_path / "later")
         for use in uses:
             use()
+
+    def test_one_may_lie_in_a_packed_folder(self, noise, tmp_path):
+        packed = tmp_path / "noise.packed"
+        pack(noise, packed, sample_rate=RATE)
+        augment = disturber(packed / "noise")
+        assert {path.parent for path in augment.noise_files} == {packed / "noise"}
+        wavs = speech(samples=CHUNK)
+        assert not torch.equal(apply(augment, wavs), wavs)
+        with pytest.raises(
+            ValueError, match=r"rir_folder: .*rirs\.packed is no packed"
+        ):
+            apply(disturber(rir=tmp_path / "rirs.packed"), wavs)
 
     def test_the_next_file_takes_the_place_of_one_that_cannot_be_read(
         self, noise, caplog
