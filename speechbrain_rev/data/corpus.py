@@ -25,6 +25,7 @@ from hashlib import blake2b
 from heapq import nsmallest
 from itertools import groupby, islice
 from pathlib import Path
+from threading import Event
 from typing import ClassVar, Protocol, TypeVar
 
 from speechbrain_rev.lists import read_lines, way_out
@@ -195,23 +196,27 @@ def originals(paths: Collection[Path]) -> set[Path]:
 
 def read_ahead(
     read: Callable[[Item], Result],
-    items: Iterable[Item],
+    items: Collection[Item],
     *,
     ahead: int = AHEAD,
     together: int = 32,
 ) -> Iterator[Result]:
     """Read files by several threads, a bounded number ahead of the caller.
 
+    Where the caller leaves before the end, only the files that are being read are waited
+    for.
+
     Parameters
     ----------
     read : callable
         Takes one of the items.
-    items : iterable
+    items : collection
         Of a million, tasks for all at once would take gigabytes.
     ahead : int
         How many are read or waiting at most, but for those of one task.
     together : int
-        How many are one task of a thread, which costs as much as a header from memory.
+        How many are one task of a thread at most: a task costs as much as a header from
+        memory. Of few items, each thread has some.
 
     Yields
     ------
@@ -223,19 +228,24 @@ def read_ahead(
     >>> list(read_ahead(str.upper, "abc", ahead=2))
     ['A', 'B', 'C']
     """
+    stopped = Event()
 
     def task(some: Sequence[Item]) -> list[Result]:
-        return [read(item) for item in some]
+        return [read(item) for item in some if not stopped.is_set()]
 
     waiting: deque[Future[list[Result]]] = deque()
     left = iter(items)
+    together = min(together, -(-len(items) // THREADS))
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
-        while some := list(islice(left, together)):
-            waiting.append(pool.submit(task, some))
-            if len(waiting) * together >= ahead:
+        try:
+            while some := list(islice(left, together)):
+                waiting.append(pool.submit(task, some))
+                if len(waiting) * together >= ahead:
+                    yield from waiting.popleft().result()
+            while waiting:
                 yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
+        finally:
+            stopped.set()
 
 
 class OutsideError(ValueError):

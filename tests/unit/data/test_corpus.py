@@ -4,13 +4,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from threading import Barrier, Event, Timer
 
 import pytest
 
 import speechbrain_rev
 from speechbrain_rev.data import VoxCelebFolder, audio_files
 from speechbrain_rev.data.corpora import find_files
-from speechbrain_rev.data.corpus import OutsideError
+from speechbrain_rev.data.corpus import THREADS, OutsideError, read_ahead
 from speechbrain_rev.data.listing import refuse_one_folder_twice, same_speakers
 from speechbrain_rev.data.manifest import Cause
 
@@ -50,6 +51,31 @@ def test_links_that_lead_to_each_other_are_named(tmp_path):
         ValueError, match=r"s/to_a is a link to .*/a, and .* leads back"
     ):
         audio_files(tmp_path)
+
+
+def test_few_files_are_read_by_a_thread_each():
+    together = Barrier(THREADS, timeout=30)
+
+    def read(item):
+        together.wait()
+        return item
+
+    assert list(read_ahead(read, range(THREADS))) == list(range(THREADS))
+
+
+def test_who_leaves_early_waits_for_the_files_that_are_being_read_alone():
+    begun, go_on, first_task = [], Event(), 32
+
+    def read(item):
+        begun.append(item)
+        if item >= first_task:
+            go_on.wait(timeout=30)
+
+    results = read_ahead(read, range(1000), together=first_task)
+    next(results)
+    Timer(0.5, go_on.set).start()
+    results.close()
+    assert len(begun) <= first_task + THREADS
 
 
 def test_names_are_listed_in_one_order_and_one_by_one(root):
