@@ -226,6 +226,17 @@ def is_listable(name: str) -> bool:
     return bool(name) and name == name.strip() and not set(name) & set("\t\n\r\0\ufeff")
 
 
+def printable(text: str) -> str:
+    r"""Escape what is of names that are not in UTF-8, which not every output takes.
+
+    Examples
+    --------
+    >>> printable(os.fsdecode(b"caf\xe9.wav"))
+    'caf\\udce9.wav'
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
 def check_length(name: str, place: str) -> None:
     """Refuse a path of a list that is longer than that of any file.
 

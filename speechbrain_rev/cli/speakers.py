@@ -249,7 +249,7 @@ def _print_rows(
 ) -> None:
     import numpy as np
 
-    from speechbrain_rev.inference.extraction import printable
+    from speechbrain_rev.lists import printable
 
     paths = list(listing.files.values())
     rows = embedder.embed(paths, channels=parsed.channels, window=parsed.window)

@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from speechbrain_rev.bars import progress_bar
-from speechbrain_rev.lists import is_listable
+from speechbrain_rev.lists import is_listable, printable
 from speechbrain_rev.whole_files import write_whole
 
 from .corpus import (
@@ -330,7 +330,8 @@ def report_problems(
         for cause, group in _by_kind(problems)
     ]
     table = [f"{len(problems)} of {files} files cannot be used:", *table]
-    tqdm.write("\n".join([*table, f"All of them are listed in {path}."]))
+    words = "\n".join([*table, f"All of them are listed in {path}."])
+    tqdm.write(printable(words))
     if not drop:
         raise ValueError(
             f"{len(problems)} of {files} files cannot be used: {kinds_of(problems)}. All "

@@ -20,7 +20,13 @@ from typing import Any, TypeVar
 import torch
 
 from speechbrain_rev.bars import progress_bar
-from speechbrain_rev.lists import check_length, joined_line, read_lines, split_line
+from speechbrain_rev.lists import (
+    check_length,
+    joined_line,
+    printable,
+    read_lines,
+    split_line,
+)
 from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.scoring.trials import models_file
 from speechbrain_rev.whole_files import check_regular, digest_of
@@ -241,7 +247,7 @@ class ListedSpeech:
             for name in islice(examples, _EXAMPLES):
                 path = located(self.corpus, name)[0]
                 lines.append(f"  {name} of {names[name]}: {path}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def seen(self) -> int:
         """Count all files of audio."""

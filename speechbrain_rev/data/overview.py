@@ -10,6 +10,8 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
+from speechbrain_rev.lists import printable
+
 from .accounting import (
     LENGTHENED,
     Account,
@@ -155,7 +157,7 @@ class Overview:
             wide = max(wide - 2, *map(len, left))
             lines += ["", "Left out:"]
             lines += [f"  {why:<{wide}}  {count:,}" for why, count in left.items()]
-        return "\n".join(lines).rstrip() + "\n"
+        return printable("\n".join(lines).rstrip() + "\n")
 
 
 def _bars(bars: Sequence[Mapping[str, Any]]) -> Iterator[str]:

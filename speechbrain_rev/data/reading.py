@@ -21,6 +21,7 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
+from speechbrain_rev.lists import printable
 from speechbrain_rev.whole_files import check_path
 
 from .lengths import open_bytes, opened, report_cut
@@ -492,9 +493,7 @@ def _unreadable(path: str | Path, error: Exception) -> ValueError:
     elif isinstance(error, soundfile.LibsndfileError):
         # Before it stands the file as it was opened, which in a tar is an object.
         reason = error.error_string
-    # A name that is not in UTF-8 cannot be printed everywhere.
-    shown = str(path).encode(errors="backslashreplace").decode()
-    return ValueError(f"{shown} cannot be read as audio: {reason}")
+    return ValueError(f"{printable(str(path))} cannot be read as audio: {reason}")
 
 
 def _is_m4a(path: str | Path) -> bool:

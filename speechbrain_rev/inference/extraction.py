@@ -37,6 +37,7 @@ from speechbrain_rev.inference.audio import (
 )
 from speechbrain_rev.inference.running import check_window
 from speechbrain_rev.inference.speaker import SpeakerEmbedder
+from speechbrain_rev.lists import printable
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.whole_files import check_file, check_path, clear_unfinished
 
@@ -585,11 +586,6 @@ def describe_bad(bad: Mapping[str, str]) -> str:
         names = ", ".join(rest[:_NAMED]) + (", ..." if len(rest) > _NAMED else "")
         shown.append(f"- and {len(rest)} more: {names}")
     return printable("\n".join([f"{len(bad)} files cannot be embedded:", *shown, ""]))
-
-
-def printable(text: str) -> str:
-    """Escape what is of names that are not in UTF-8, which nothing can print."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def check_own(path: Path, fingerprint: str) -> None:

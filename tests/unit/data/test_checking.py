@@ -14,6 +14,8 @@ from torchaudio.functional import resample
 from speechbrain_rev.data import SpeakerAugment, checking, read_audio, read_manifest
 from speechbrain_rev.data.dataset import train_loader
 from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.data.listing import DataSettings
+from speechbrain_rev.data.overview import look_at
 from speechbrain_rev.data.packing import pack
 from tests.corpus import write_corpus
 from tests.unit.data.test_formats import as_shards, rows_of, write_tables
@@ -95,6 +97,21 @@ def test_they_are_dropped_where_the_user_asks_for_it(prepared, bad_corpus, tmp_p
         path.unlink()
     assert prepared(bad_corpus, "third", **given).speakers == 4
     assert "id9" not in read_labels(tmp_path / "third/label_encoder.txt")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names are Unicode elsewhere")
+def test_names_that_are_not_utf_8_are_printed_in_signs_of_ascii(
+    prepared, corpus, tmp_path, capsys
+):
+    data = shutil.copytree(corpus, tmp_path / "data")
+    folder = os.fsencode(data) + b"/wav/id00000/a\xe9"
+    os.mkdir(folder)
+    with open(folder + b"/call.amr", "wb"):
+        pass
+    # What capsys takes must be UTF-8, as in most terminals.
+    assert prepared(data, bad_files="drop").dropped == 1
+    assert capsys.readouterr().out.count(r"a\udce9/call.amr") == 3
+    assert look_at(DataSettings(str(data))).text().encode()
 
 
 def test_a_corpus_without_problems_leaves_no_list(prepared, bad_corpus, tmp_path):
