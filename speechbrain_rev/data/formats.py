@@ -136,7 +136,7 @@ def _speechbrain_row(folder: Path, given: Mapping[str, object]) -> Row:
     if "data_root" in wav:
         for root in ("$data_root", "{data_root}"):
             wav = wav.replace(root, str(folder))
-    start, stop = _sample(given, "start") or 0, _sample(given, "stop")
+    start, stop = _whole_number(given, "start") or 0, _whole_number(given, "stop")
     samples = None if stop is None else stop - start
     if samples is not None:
         if samples <= 0:
@@ -152,7 +152,7 @@ def _speechbrain_row(folder: Path, given: Mapping[str, object]) -> Row:
         start,
         samples,
         _who(given.get("session")),
-        _sample(given, "channel"),
+        _whole_number(given, "channel"),
         _labels(given, _SPEECHBRAINS),
     )
 
@@ -572,7 +572,7 @@ def _lhotse_row(folder: Path, cut: Mapping[str, object]) -> Row:
             f"the recording of {name!r} is to be changed when it is read (transforms). Save "
             "it as audio (CutSet.save_audios), or leave it out."
         )
-    channel = _sample(cut, "channel") or 0
+    channel = _whole_number(cut, "channel") or 0
     source, within = _lhotse_source(recording, channel)
     rate = recording.get("sampling_rate")
     if isinstance(rate, bool) or not isinstance(rate, int) or rate < 1:
@@ -735,18 +735,20 @@ def _labels(
     )
 
 
-def _sample(given: Mapping[str, object], key: str) -> int | None:
-    """Give a field that must be a count of samples; None where there is none."""
+def _whole_number(given: Mapping[str, object], key: str) -> int | None:
+    """Give a field that must be a whole number; None where there is none."""
     value = given.get(key)
     if value is None or value == "":
         return None
     try:
-        sample = int(str(value))
+        number = int(str(value))
     except ValueError:
-        sample = -1
-    if sample < 0:
-        raise ValueError(f"{key} is {value!r}. It is a number of samples from 0 on.")
-    return sample
+        number = -1
+    if number < 0:
+        raise ValueError(
+            f"{key} is {value!r}. Give a whole number from 0 on; times are in samples."
+        )
+    return number
 
 
 def _is_speechbrain(path: Path) -> bool:

@@ -435,7 +435,7 @@ def spoilt(cut, **changed):
         ({"recording__sources__0__type": "url"}, "is a url, not a file"),
         ({"recording__sources": []}, "no source .* has the channel 0"),
         ({"channel": 1}, "no source .* has the channel 1"),
-        ({"channel": [0, 1]}, r"channel is \[0, 1\]"),
+        ({"channel": [0, 1]}, r"channel is \[0, 1\]\. Give a whole number"),
         ({"recording__sampling_rate": "16k"}, "sampling_rate is '16k'"),
         ({"start": -1}, "start is -1"),
         ({"start": float("nan")}, "start is nan"),
