@@ -25,7 +25,7 @@ from .corpus import AUDIO_SUFFIXES, OTHER_SUFFIXES
 from .manifest import RESERVED
 from .reading import AudioInfo, audio_info
 from .segments import Segment
-from .shards import Member, indexed
+from .shards import SUFFIX, Member, indexed
 
 Item = TypeVar("Item")
 
@@ -479,7 +479,13 @@ def _in_shard(tar: Path, place: str) -> Iterator[Row]:
     speakers: dict[str, str] = {}
     with open_regular(tar) as file:
         try:
-            for member in indexed(tar):
+            found = indexed(tar)
+            if tar.suffix.lower() != SUFFIX:
+                raise ValueError(
+                    f"{tar} does not end in {SUFFIX}, by which a tar is known. Rename it, "
+                    "and correct the list."
+                )
+            for member in found:
                 key, dot, ending = member.name.rpartition(".")
                 kind = f".{ending.lower()}" if dot else ""
                 of = speakers if kind == ".spk" else audio

@@ -567,6 +567,13 @@ def test_a_shard_without_pairs_of_audio_and_speaker_is_named(
     assert not list((tmp_path / "save").glob("*"))
 
 
+def test_a_shard_whose_members_no_path_could_name_is_named(corpus, prepared, tmp_path):
+    path = as_shards(rows_of(corpus), tmp_path / "data")
+    (tmp_path / "data/shards_000000002.tar").rename(tmp_path / "data/shard_2")
+    path.write_text("shards_000000000.tar\nshards_000000001.tar\nshard_2\n")
+    refused(path, prepared, r"line 3: .*shard_2 does not end in \.tar")
+
+
 def test_an_utterance_of_two_shards_is_named(corpus, prepared, tmp_path):
     path = as_shards(rows_of(corpus), tmp_path / "data")
     shutil.copy(
