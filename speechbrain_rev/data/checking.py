@@ -325,9 +325,11 @@ def report_problems(
     lines = [f"{p.path}\t{p.cause.words}: {p.detail}\n" for p in problems]
     # A name that is not in UTF-8 can be written in no other way.
     write_whole(path, "".join(lines).encode(errors="backslashreplace"))
+    kinds = _by_kind(problems)
+    wide = max(18, *(len(cause.words) for cause, _ in kinds))
     table = [
-        f"  {cause.words:<18}{len(group):>9}  {group[0].detail}"
-        for cause, group in _by_kind(problems)
+        f"  {cause.words:<{wide}}{len(group):>9}  {group[0].detail}"
+        for cause, group in kinds
     ]
     table = [f"{len(problems)} of {files} files cannot be used:", *table]
     words = "\n".join([*table, f"All of them are listed in {path}."])

@@ -75,6 +75,8 @@ def test_all_problems_are_reported_at_once(
         assert "slow.wav has 8000 samples per second" in words
         assert "lossy.wav is OGG or MP3 by its content" in words
         assert ("silent" in words) == whole
+    rows = table.partition("cannot be used:\n")[2].splitlines()[:-1]
+    assert len({re.match(r"  \D+\d+ ", row).end() for row in rows}) == 1
     assert stems(tmp_path / "save/bad_files.txt") == bad
     assert "pipe.wav is a named pipe" in (tmp_path / "save/bad_files.txt").read_text()
     assert not (tmp_path / "save/train.csv").exists()
