@@ -175,7 +175,6 @@ def main(argv=None):
     refuse_own_folder(settings)
     refuse_other_network(settings)
     check_logger(settings["logger"], settings["wandb_project"])
-    check_noise(settings)
     # Debugging that is persistent leaves checkpoints, which need their settings.
     trial = dry or (run_opts.debug and not run_opts.debug_persistently)
     output, save = Path(settings["output_folder"]), Path(settings["save_folder"])
@@ -184,6 +183,7 @@ def main(argv=None):
         prepare(DataSettings.of(settings), save)
         run_on_main(print, args=[already_finished(settings)])
     else:
+        check_noise(settings)
         if not output.exists():
             # What is refused leaves no folder behind.
             DataSettings.of(settings).check_there()

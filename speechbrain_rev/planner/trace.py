@@ -400,12 +400,13 @@ class _Lives(LiveBytes):
         return outputs, taken, made
 
     def _add(self, x: Tensor) -> None:
-        count = len(self._known)
+        storage = x.untyped_storage()
+        key = storage._cdata
+        was_known = key in self._known
         super()._add(x)
-        if len(self._known) > count:
-            storage = x.untyped_storage()
-            life = _Life(storage.nbytes(), self.moment, set())
-            self._alive[storage._cdata] = life
+        # While it was added, garbage that was collected may have freed others.
+        if key in self._known and not was_known:
+            self._alive[key] = life = _Life(storage.nbytes(), self.moment, set())
             self._lives.append(life)
 
     def _free(self, key: int, size: int) -> None:

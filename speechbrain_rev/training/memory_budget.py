@@ -419,7 +419,7 @@ class BrainStep(nn.ModuleDict):
                 "where it returns the loss alone."
             )
         # fit_batch has them until the backward pass is over.
-        loss.outputs = outputs  # type: ignore[attr-defined]
+        loss.outputs = outputs, own  # type: ignore[attr-defined]
         return loss
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BrainStep:
@@ -489,10 +489,14 @@ def _loss_of_fit_batch(brain: sb.Brain, batch: Any) -> Tensor:
         loss = reached.loss
         frames = [frame for frame, _ in traceback.walk_tb(reached.__traceback__)]
         variables = tree_leaves([list(frame.f_locals.values()) for frame in frames])
+        # Of what was listed, frames keep the exception, which would keep them.
         del frames
-        # fit_batch and what it called have them until the backward pass is over.
+        reached.__traceback__ = None
+        # fit_batch and what it called have them until the backward pass is over, and who
+        # called it has the batch, with what was added to it.
         loss.outputs = [  # type: ignore[attr-defined]
-            x for x in variables if isinstance(x, Tensor) and x is not loss
+            batch,
+            *(x for x in variables if isinstance(x, Tensor) and x is not loss),
         ]
         return loss
     raise ValueError(
