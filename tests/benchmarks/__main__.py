@@ -10,10 +10,11 @@ import argparse
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from .harness import NotEqual
+from .harness import NotEqual, Pieces
 
 USUAL = ("memory", "scoring", "streams", "engine", "paper", "chunks", "formats")
 #: Training runs of many minutes, and what was measured once: run by name only.
@@ -45,6 +46,8 @@ CPU_ONLY = (
 )
 #: Kernels of this package beside what they stand for.
 CUDA_ONLY = ("normalisation",)
+#: Of an hour on a CPU: run again after an interruption, they go on.
+IN_PIECES = ("engine", "users")
 #: On meta tensors nothing is computed: there is only to count.
 ON_META = ("counts",)
 
@@ -69,11 +72,19 @@ def main() -> None:
         if name not in benchmarks:
             parser.error(f"--only={name} cannot run with --device={device}")
         benchmark = importlib.import_module(f".{name}", __package__)
+        more: dict[str, Any] = {}
+        if name in IN_PIECES:
+            options.results.mkdir(parents=True, exist_ok=True)
+            file = options.results / f"{name}_{device.type}.pieces"
+            pieces = Pieces(file, device)
+            more["piece"] = pieces.rows
         try:
-            result = benchmark.run(device)
+            result = benchmark.run(device, **more)
         except NotEqual as error:
             sys.exit(f"{name}: no figures, for the check failed: {error}")
         file = result.save(options.results, device)
+        if name in IN_PIECES:
+            pieces.file.unlink(missing_ok=True)
         print(f"\n{result.question}\n{result.setting}\n{result.correctness}\n")
         print(f"{result.table()}\n\nwritten to {file}\n")
         if hasattr(benchmark, "draw"):

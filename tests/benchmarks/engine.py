@@ -36,8 +36,10 @@ from .engine_gate import (
 )
 from .harness import (
     CPU,
+    Piece,
     Result,
     Spread,
+    anew,
     interleaved_seconds,
     peak_bytes,
     require,
@@ -244,11 +246,10 @@ def measured(
             for way, wrong in others.items()
         }
         rows += rows_of(subject, verdicts, precision, device, sizes)
-        print(f"{subject.name} {depth} {precision}", flush=True)
     return rows
 
 
-def run(device: torch.device) -> Result:
+def run(device: torch.device, piece: Piece = anew) -> Result:
     """Judge, time and count all ways; the baseline is what all must equal."""
     sizes = ON_CUDA if device.type == "cuda" else ON_CPU
     rows: list[dict[str, Any]] = []
@@ -257,7 +258,8 @@ def run(device: torch.device) -> Result:
         warnings.simplefilter("ignore")
         for precision in NAMES:
             for kind in (*KINDS, None):
-                rows += measured(kind, precision, device, sizes)
+                measure = functools.partial(measured, kind, precision, device, sizes)
+                rows += piece(f"{kind or ENCODER.name} {precision}", measure)
     memory = (
         f"allocator's peak at batch {sizes.counted_batch}"
         if device.type == "cuda"

@@ -7,6 +7,7 @@ compares computes the same, and raises ``NotEqual`` otherwise: then nothing is p
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import platform
@@ -25,8 +26,14 @@ from torch import Tensor
 
 from speechbrain_rev.planner import timing
 from speechbrain_rev.planner.memory import live_bytes_peak
+from speechbrain_rev.whole_files import write_whole
 
 CPU = torch.device("cpu")
+PACKAGE = Path(timing.__file__).parents[1]
+
+Row = dict[str, Any]
+#: Gives the rows of a part of a benchmark, by its name.
+Piece = Callable[[str, Callable[[], list[Row]]], list[Row]]
 
 Name = TypeVar("Name")
 
@@ -99,6 +106,44 @@ class Result:
         document = document.replace('"rows": []', f'"rows": [\n  {rows}\n ]')
         file.write_text(f"{document}\n")
         return file
+
+
+class Pieces:
+    """Rows of a long benchmark that was interrupted: run again, it measures the others.
+
+    Ratios are of one piece. Rows hold for the same code and machine alone.
+    """
+
+    def __init__(self, file: Path, device: torch.device) -> None:
+        self.file = file
+        self._of = {"code": _code(), **environment(device)}
+        del self._of["date"]
+        kept = json.loads(file.read_text()) if file.exists() else {}
+        self._rows: dict[str, Any] = kept["rows"] if kept.get("of") == self._of else {}
+
+    def rows(self, name: str, measure: Callable[[], list[Row]]) -> list[Row]:
+        """Give the rows of a piece, which are measured unless they were before."""
+        if name not in self._rows:
+            self._rows[name] = anew(name, measure)
+            write_whole(self.file, json.dumps({"of": self._of, "rows": self._rows}))
+        rows: list[Row] = self._rows[name]
+        return rows
+
+
+def anew(name: str, measure: Callable[[], list[Row]]) -> list[Row]:
+    """Measure the rows of a piece."""
+    rows = measure()
+    print(name, flush=True)
+    return rows
+
+
+def _code() -> str:
+    """Digest what a benchmark runs: the package, and the benchmarks themselves."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent
+    for path in sorted([*folder.glob("*.py"), *PACKAGE.rglob("*.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,11 @@ from speechbrain_rev.devices import parse_card
 from speechbrain_rev.sizes import GIB
 
 from .harness import (
+    Piece,
     Result,
+    Row,
     Spread,
+    anew,
     distance,
     interleaved_seconds,
     peak_bytes,
@@ -251,7 +254,34 @@ def _fits(card: str, needed: int | None, device: torch.device) -> str:
     return "no" if 0.9 * parse_card(card).memory_bytes < total else ""
 
 
-def run(device: torch.device, **row: Any) -> Result:
+def measured(
+    pair: Sequence[str],
+    frames: int,
+    updates: Mapping[Case, int],
+    device: torch.device,
+    **row: Any,
+) -> list[Row]:
+    """Count and time the ways of an encoder and its counterpart."""
+    cases = [case for case in updates if case[0] in pair]
+    if device.type == "cuda":
+        figures = {
+            (name, way): alone(way, name, frames, device, **row) for name, way in cases
+        }
+    else:
+        seconds = {}
+        if frames in CPU_FRAMES:
+            sizes = {"batch": CPU_BATCH, "frames": frames, "repeats": CPU_REPEATS}
+            seconds = timed(cases, device, **sizes, **row)
+        figures = {
+            (name, way): Figures(
+                counted(way, name, frames, **row), seconds.get((name, way))
+            )
+            for name, way in cases
+        }
+    return [row_of(case, figures, updates[case], frames, device) for case in cases]
+
+
+def run(device: torch.device, piece: Piece = anew, **row: Any) -> Result:
     """Judge, count and time all ways; the baseline is the same encoder in torch's own layers."""
     updates, worst, apart = check_gradients(device)
     if device.type == "cpu":
@@ -261,31 +291,11 @@ def run(device: torch.device, **row: Any) -> Result:
             check_counts(name, [way], **size)
             for frames in FRAMES:
                 counted(way, name, frames, **row)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for pair in PAIRS:
-        cases = [case for case in updates if case[0] in pair]
         for frames in CUDA_FRAMES if device.type == "cuda" else FRAMES:
-            if device.type == "cuda":
-                figures = {
-                    (name, way): alone(way, name, frames, device, **row)
-                    for name, way in cases
-                }
-            else:
-                seconds = {}
-                if frames in CPU_FRAMES:
-                    sizes = {"batch": CPU_BATCH, "frames": frames}
-                    sizes["repeats"] = CPU_REPEATS
-                    seconds = timed(cases, device, **sizes, **row)
-                figures = {
-                    (name, way): Figures(
-                        counted(way, name, frames, **row), seconds.get((name, way))
-                    )
-                    for name, way in cases
-                }
-            rows += [
-                row_of(case, figures, updates[case], frames, device) for case in cases
-            ]
-            print(f"{' '.join(pair)} {frames}", flush=True)
+            measure = functools.partial(measured, pair, frames, updates, device, **row)
+            rows += piece(f"{' '.join(pair)} {frames}", measure)
     also = (
         "; bytes of few blocks equal those of a step that ran, and those of whole encoders "
         "the counts of speechbrain-rev models"

@@ -34,6 +34,7 @@ from tests.benchmarks import (
     engine,
     formats,
     graphs,
+    harness,
     inference,
     joined,
     launches,
@@ -1077,3 +1078,29 @@ class TestFormats:
         monkeypatch.setattr(formats, "train_step", wrong)
         with pytest.raises(NotEqual, match="in both memory formats are"):
             formats.run(CPU, ("revnet57",))
+
+
+def test_a_long_benchmark_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    measured = []
+
+    def rows(name):
+        def measure():
+            if name == "second" and len(measured) == 1:
+                raise KeyboardInterrupt
+            measured.append(name)
+            return [{"way": name, "s per step": 1.5}]
+
+        return measure
+
+    def run():
+        piece = harness.Pieces(tmp_path / "some.pieces", CPU).rows
+        return [row for name in ("first", "second") for row in piece(name, rows(name))]
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    measured.append("interrupted")
+    assert [row["way"] for row in run()] == ["first", "second"]
+    assert measured == ["first", "interrupted", "second"]
+    monkeypatch.setattr(harness, "_code", lambda: "other code")
+    run()
+    assert measured[3:] == ["first", "second"]
