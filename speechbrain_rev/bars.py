@@ -1,4 +1,4 @@
-"""Bars of long work on a terminal; in a log, a line now and then."""
+"""Bars of long work on a terminal or in a notebook; in a log, a line now and then."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def progress_bar(
     >>> sum(progress_bar("adding", [1, 2, 3], unit="number"))
     6
     """
-    terminal = sys.stderr.isatty()
+    # A notebook draws a line anew as a terminal does.
+    terminal = sys.stderr.isatty() or "ipykernel" in sys.modules
     own: dict[str, Any] = {"mininterval": redraw_seconds, "delay": delay}
     if not terminal:
         own = {"mininterval": line_seconds, "delay": line_seconds, "file": _Lines()}

@@ -357,13 +357,17 @@ def kinds_of(problems: Sequence[LeftOut]) -> str:
     -------
     >>> kinds_of([LeftOut("a.wav", Cause.EMPTY, "a.wav holds none")])
     '1 no samples (a.wav holds none; delete it)'
+    >>> cut = "b.wav is cut. Copy or convert it again."
+    >>> kinds_of([LeftOut("b.wav", Cause.UNREADABLE, cut)])
+    '1 cannot be read (b.wav is cut; copy or convert it again)'
     """
     kinds = []
     for cause, group in _by_kind(problems):
         also = "".join(f"; also {p.path}" for p in group[1:_EXAMPLES])
-        kinds.append(
-            f"{len(group)} {cause.words} ({group[0].detail}{also}; {cause.advice})"
-        )
+        # Where a file's own message ends in the advice, it is given once.
+        detail = group[0].detail.removesuffix(f"{cause.advice.capitalize()}.")
+        detail = detail.strip().removesuffix(".")
+        kinds.append(f"{len(group)} {cause.words} ({detail}{also}; {cause.advice})")
     return ", ".join(kinds)
 
 

@@ -637,7 +637,8 @@ class VoxCelebFolder(Corpus):
 
         Yields
         ------
-        name, reason : str
+        name : str
+        cause : Cause or None
             As of ``Corpus``.
         """
         for path, cause in sorted_out(self.root, AUDIO_SUFFIXES + OTHER_SUFFIXES):

@@ -582,7 +582,9 @@ def _lhotse_row(folder: Path, cut: Mapping[str, object]) -> Row:
     source, within = _lhotse_source(recording, channel)
     rate = recording.get("sampling_rate")
     if isinstance(rate, bool) or not isinstance(rate, int) or rate < 1:
-        raise ValueError(f"sampling_rate is {rate!r}. It is in Hz.")
+        raise ValueError(
+            f"sampling_rate is {rate!r}. Give Hz, a whole number from 1 on."
+        )
     file = folder / source
     if (header := _header(file)) and header.sample_rate != rate:
         raise ValueError(

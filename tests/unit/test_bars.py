@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import sys
 
 import pytest
 from tqdm import tqdm
@@ -49,6 +50,13 @@ def test_a_log_gets_a_line_a_minute_of_long_work_alone(
     text = shown.getvalue()
     assert len(text.splitlines()) == text.count("counting:") == lines
     assert "\r" not in text
+
+
+def test_a_notebook_shows_each_step(log, counted, monkeypatch):
+    shown = log()
+    monkeypatch.setitem(sys.modules, "ipykernel", None)
+    counted(1.0)
+    assert "counting:  25%" in shown.getvalue()
 
 
 @pytest.mark.parametrize("several", ["torchrun", "multiprocessing"])
