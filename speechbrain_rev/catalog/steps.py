@@ -681,7 +681,7 @@ def calibrate(
     batches: list[int] = []
     bar = progress_bar("measuring", unit=" steps")
     for number, name in enumerate(names, 1):
-        bar.set_description(
+        bar.set_description_str(
             f"measuring {name} ({number} of {len(names)})", refresh=False
         )
         step_of_some = functools.partial(
