@@ -16,7 +16,7 @@ $(INSTALLED): setup.cfg pyproject.toml
 	touch $(INSTALLED)
 
 ## demo: the memory of deep encoders; then train, score and embed on synthetic voices, about
-## 4 minutes on 2 idle cores
+## 4 to 6 minutes on 2 idle cores
 demo: $(INSTALLED)
 	$(RUN) recipes/demo/run.py
 
@@ -25,7 +25,7 @@ demo: $(INSTALLED)
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal
 
-## test: the quick tests, about 5 minutes on 2 cores
+## test: the quick tests, about 12 minutes on 2 cores
 test: $(INSTALLED)
 	$(PYTEST) -m "not slow and not gpu"
 
