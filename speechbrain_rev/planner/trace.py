@@ -423,7 +423,9 @@ class _Work(_Lives):
         from torch.utils.flop_counter import flop_registry
 
         self._flops = self._moved = self._operations = self._host = 0
-        self._flops_of = flop_registry
+        # Torch has no entry for a product that is added in place.
+        aten = torch.ops.aten
+        self._flops_of = {aten.baddbmm_: flop_registry[aten.baddbmm], **flop_registry}
 
     @property
     def done(self) -> Work:

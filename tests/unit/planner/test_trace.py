@@ -128,6 +128,20 @@ def test_each_gradient_of_a_convolution_takes_what_its_forward_pass_does(
     assert work["0"].flops == (2 + needs_gradient) * forward
 
 
+@pytest.mark.parametrize("name", ["revnet46", "df_revnet66"])
+def test_chunks_take_as_many_operations_as_all_channels_at_once(name):
+    works = [
+        work_of(as_network(module), step)
+        for module, step in (
+            encoder_on_meta(name, mode="store", chunk=chunk) for chunk in (None, 8192)
+        )
+    ]
+    whole, chunked = (sum(block.flops for block in work.values()) for work in works)
+    launched = [sum(block.operations for block in work.values()) for work in works]
+    assert launched[1] > 1.5 * launched[0]
+    assert chunked == whole
+
+
 @pytest.mark.parametrize("mode", ["recompute", "reconstruct"])
 def test_other_modes_run_each_residual_function_once_more(mode):
     network, step, _ = profiled_on_meta("chain and layers")
