@@ -4,6 +4,7 @@ from speechbrain_rev.compression.activations import (
     ActivationCompression,
     LayerRecord,
     compress_activations,
+    stop_compressing,
 )
 from speechbrain_rev.compression.adaptive import GradientBound
 from speechbrain_rev.compression.bounds import (
@@ -28,4 +29,5 @@ __all__ = [
     "compress_activations",
     "decode",
     "encode",
+    "stop_compressing",
 ]

@@ -541,8 +541,9 @@ class ActivationCompression:
         for kind, rule in self.rules.items():
             if not isinstance(rule, Rule):
                 raise ValueError(
-                    f"The rule of {Kind(kind).value}s is {rule!r}; give one, such as "
-                    "RangeBound(1e-3), or None for the default."
+                    f"The rule of {Kind(kind).value}s is {rule!r}; give one of "
+                    "speechbrain_rev.compression, such as RangeBound(1e-3), or None for "
+                    "the default."
                 )
 
 
@@ -671,7 +672,8 @@ def compress_activations(
         raise ValueError(
             f"{type(network).__name__} has its activations compressed already; change "
             "the rules of what compress_activations returned: its "
-            "rules['convolution'] and rules['normalisation']."
+            "rules['convolution'] and rules['normalisation']; or call stop_compressing "
+            "first."
             if own.everywhere
             else f"{type(network).__name__} has blocks that compress, by a plan. Give all "
             "its blocks another mode first, or change the rules of its compression."
@@ -715,18 +717,51 @@ def compress_blocks(network: nn.Module, compression: ActivationCompression) -> N
     """
     refuse_what_is_compressed(network)
     if compression_in(network) is not compression:
-        stop_compressing(network)
-        own = Compressing(network, compression, everywhere=False)
-        network.forward = own
+        stop_compressing_blocks(network)
+        network.forward = Compressing(network, compression, everywhere=False)
 
 
-def stop_compressing(network: nn.Module) -> None:
+def stop_compressing_blocks(network: nn.Module) -> None:
     """End ``compress_blocks``; ``compress_activations`` stays in force."""
     own = vars(network).get("forward")
     if isinstance(own, Compressing) and not own.everywhere:
-        del network.forward
-        if own.own is not None:
-            network.forward = own.own
+        own.leave()
+
+
+def stop_compressing(network: nn.Module) -> None:
+    """End ``compress_activations``: the network stores again what it saves.
+
+    Parameters
+    ----------
+    network : nn.Module
+        That ``compress_activations`` was called with.
+
+    Raises
+    ------
+    ValueError
+        If it was not, or the network's ``forward`` was replaced since.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Conv1d(20, 8, 3), nn.BatchNorm1d(8), nn.ReLU())
+    >>> compression = compress_activations(network)
+    >>> stop_compressing(network)
+    >>> network(torch.randn(4, 20, 300)).sum().backward()
+    >>> compression.records
+    {}
+    """
+    own = vars(network).get("forward")
+    if not isinstance(own, Compressing):
+        raise ValueError(
+            f"compress_activations is not in force for this {type(network).__name__}: "
+            "give the network that it was called with, before its forward is replaced."
+        )
+    if not own.everywhere:
+        raise ValueError(
+            f"{type(network).__name__} has blocks that compress, by a plan. Give them "
+            "another mode instead."
+        )
+    own.leave()
 
 
 def compression_in(network: nn.Module) -> ActivationCompression | None:
@@ -748,7 +783,7 @@ def refuse_what_is_compressed(network: nn.Module) -> None:
         raise ValueError(
             f"{type(network).__name__} has all its activations compressed, by "
             "compress_activations, in whatever mode its blocks are: none can be given mode "
-            "'compress' beside others, nor can it be planned. Leave that call out."
+            "'compress' beside others, nor can it be planned. Call stop_compressing first."
         )
 
 
@@ -776,6 +811,12 @@ class Compressing:
         self.everywhere = everywhere
         #: Of this very network, if someone gave it one before.
         self.own = vars(network).get("forward")
+
+    def leave(self) -> None:
+        """Give the network the ``forward`` that it had."""
+        del self.network.forward
+        if self.own is not None:
+            self.network.forward = self.own
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
         """Run the network."""

@@ -24,7 +24,7 @@ from speechbrain_rev.compression.activations import (
     compress_blocks,
     compression_in,
     refuse_what_is_compressed,
-    stop_compressing,
+    stop_compressing_blocks,
 )
 from speechbrain_rev.modes import (
     LOSSLESS,
@@ -189,7 +189,7 @@ class NamedBlocks:
         if isinstance(self.module, ReversibleChain):
             return  # It compresses by itself.
         if is_lossless(self.block_modes().values()):
-            stop_compressing(self.module)
+            stop_compressing_blocks(self.module)
             return
         compress_blocks(self.module, self.compression)
         if not hasattr(self.module, "compression"):

@@ -95,7 +95,7 @@ COMPRESSING_PLANS = [
     ),
     NETWORK_CODE(
         "compressing plan: a block that compressed goes on when it is to store",
-        "            stop_compressing(self.module)\n            return\n",
+        "            stop_compressing_blocks(self.module)\n            return\n",
         "            return\n",
         PLANS("no_lossless_one_fits"),
     ),

@@ -22,7 +22,7 @@ PUBLIC = {
     "compression": {
         "ActivationCompression", "Compressed", "DeviationBound", "FixedBound", "Form",
         "GradientBound", "LayerRecord", "RangeBound", "Reason", "Rule",
-        "compress_activations", "decode", "encode",
+        "compress_activations", "decode", "encode", "stop_compressing",
     },
     "hparams": {
         "Composition", "OptimizerWarning", "compose", "parse_arguments", "placeholders", "plain_settings",

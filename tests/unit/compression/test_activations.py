@@ -27,6 +27,7 @@ from speechbrain_rev.compression.activations import (
     not_compressing,
     registering,
     stop_compressing,
+    stop_compressing_blocks,
 )
 from speechbrain_rev.planner.memory import LiveBytes
 from speechbrain_rev.reversible import Mode, recompute_blocks
@@ -446,7 +447,7 @@ class TestBlocks:
         store_blocks(network, "0")
         assert layers_of(network) == {"2.0", "2.1"}
         store_blocks(network, "*")
-        stop_compressing(network)
+        stop_compressing_blocks(network)
         assert compression_in(network) is None
         assert [mode_of(block) for block in network] == 3 * [Mode.STORE]
         assert all("forward" not in vars(m) for m in network.modules())
@@ -490,8 +491,25 @@ class TestBlocks:
         network = nn.Sequential(Layer())
         compression = compress_activations(network)
         with pytest.raises(
-            ValueError, match=r"has all its activations .* Leave that c"
+            ValueError, match=r"has all its activations .* stop_compressing"
         ):
             compress_blocks(network, ActivationCompression())
-        stop_compressing(network)
+        stop_compressing_blocks(network)
         assert compression_in(network) is compression
+        stop_compressing(network)
+        compress_blocks(network, ActivationCompression())
+        with pytest.raises(ValueError, match="blocks that compress, by a plan"):
+            stop_compressing(network)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_network_that_stops_compressing_is_as_it_was_before(own):
+    network = nn.Sequential(Layer())
+    if own:
+        network.forward = network[0].forward
+    before = dict(vars(network))
+    compress_activations(network)
+    stop_compressing(network)
+    assert vars(network) == before
+    with pytest.raises(ValueError, match="is not in force for this Sequential"):
+        stop_compressing(network)
