@@ -136,27 +136,11 @@ def show_memory(picture: Path, device: str, *, quick: bool) -> str:
         f"A step of {measured} layers, {BATCH} utterances of {FRAMES / 100:g} s, {device}:"
     )
     feats = torch.randn(BATCH, FRAMES, 80, device=device)
-    steps = {}
-    for mode in MODES:
-        encoder = build_encoder(KIND, blocks=DEPTHS[measured], mode=mode).to(device)
-        steps[mode] = functools.partial(train_step, encoder, feats)
-    # The first run of each, whose seconds do not count, measures its peak.
-    peaks: dict[str, int] = {}
-
-    def run(mode: str) -> None:
-        if mode in peaks:
-            steps[mode]()
-        else:
-            peaks[mode] = live_bytes_peak(steps[mode])
-
-    runs = {mode: functools.partial(run, mode) for mode in MODES}
-    taken = interleaved_seconds(runs, feats.device, repeats=1 if quick else 2)
-    seconds = {mode: statistics.median(times) for mode, times in taken.items()}
+    peaks, seconds = measured_steps(DEPTHS[measured], feats, 1 if quick else 2)
     for mode, name in MODES.items():
         bar = "#" * max(1, round(40 * peaks[mode] / max(peaks.values())))
         size = f"{peaks[mode] / MIB:7,.0f} MiB {seconds[mode]:6.2f} s"
         print(f"  {name:<14}{size}  {bar}", flush=True)
-    del steps, encoder
 
     print("\nMiB for each utterance of the batch, counted at more and more layers:")
     print("  layers" + "".join(f"{name:>15}" for name in MODES.values()))
@@ -195,6 +179,27 @@ def show_memory(picture: Path, device: str, *, quick: bool) -> str:
         f"{slower:.2f} times the seconds;\nan utterance takes {few:.1f} MiB at {min(DEPTHS)} "
         f"layers, and {many:.1f} MiB at {deepest:,}."
     )
+
+
+def measured_steps(
+    blocks: tuple[int, ...], feats: Tensor, repeats: int
+) -> tuple[dict[str, int], dict[str, float]]:
+    """Measure bytes at the peak of a step in each mode, and seconds of it."""
+    peaks: dict[str, int] = {}
+    steps = {}
+    for mode in MODES:
+        encoder = build_encoder(KIND, blocks=blocks, mode=mode).to(feats.device)
+        steps[mode] = functools.partial(train_step, encoder, feats)
+
+    def run(mode: str) -> None:
+        if mode in peaks:
+            steps[mode]()
+        else:  # Its first run, whose seconds do not count.
+            peaks[mode] = live_bytes_peak(steps[mode])
+
+    runs = {mode: functools.partial(run, mode) for mode in MODES}
+    taken = interleaved_seconds(runs, feats.device, repeats=repeats)
+    return peaks, {mode: statistics.median(times) for mode, times in taken.items()}
 
 
 def counted_bytes(mode: str, blocks: tuple[int, ...]) -> float:

@@ -343,10 +343,11 @@ class PlansReport(Report):
             f"{training.frames} frames in float32 fit, else the lightest. GiB: all that a "
             f"step takes, {training.optimizer_bits}-bit states and classifier included; "
             f"missing: by how much the GPU is too small. {_CHANNELS}",
-            "modes": f"{_KEEPS} -: not a mode of this encoder.",
+            "modes": f"{_KEEPS} Stem and transitions are blocks, too: the first block of a "
+            "stage joins them. -: not a mode of this encoder.",
             "precision": "For bf16 or fp16 let the recipe plan: --precision=bf16 "
             "--memory_budget=SIZE --dry_run.",
-            "how": "Peak counted: the encoder ran with its plan on meta tensors; predicted: "
+            "how": "GiB counted: the encoder ran with its plan on meta tensors; predicted: "
             f"a shallow one of its kind did (torch {encoder.profile.about['torch']}).",
             "time": f"Estimated: from counts of operations for {encoder.speed}. / stored, "
             f"/ {BASELINE}: over the time all stored, over {BASELINE}'s. days: {EPOCHS} epochs "
@@ -383,7 +384,7 @@ class PlansReport(Report):
             _in_json(lambda e: not e.lacking_bytes, "plan.fits"),
             Column(plan, "GiB", "needed_bytes", "computed.needed_bytes", _gib),
             Column(plan, "missing", "lacking_bytes", "computed.lacking_bytes", _size, 9),
-            Column(plan, "peak", _how, "plan.peak", importance=3, is_words=True),
+            Column(plan, "GiB is", _how, "plan.peak", importance=3, is_words=True),
             *_for_modes(plan, blocks, "plan.blocks.{mode}", modes=PLANNED),
             _in_json("modes", "plan.modes"),
             _in_json("stages", "plan.stages"),

@@ -164,7 +164,7 @@ def modes_by_stage(modes: Mapping[str, str]) -> list[str]:
     --------
     >>> blocks = ["stem", "stages.0.entry", "stages.0.chain.0", "stages.0.chain.1"]
     >>> modes_by_stage(dict.fromkeys(blocks[:3], "store") | {blocks[3]: "reconstruct"})
-    ['stem: store', 'stage 1: transition store, blocks 0 store, 1 reconstruct']
+    ['stem: store', 'stage 1: transition store, block 0 store, 1 reconstruct']
     """
     stages = itertools.groupby(modes, stage_of)
     return [f"{stage}: {_in_runs(names, modes)}" for stage, names in stages]
@@ -172,14 +172,16 @@ def modes_by_stage(modes: Mapping[str, str]) -> list[str]:
 
 def _in_runs(blocks: Iterable[str], modes: Mapping[str, str]) -> str:
     named = ((block.rpartition(".")[2], modes[block]) for block in blocks)
-    runs, numbered = [], "blocks "
+    runs, numbered = [], True
     for (mode, counts), run in itertools.groupby(
         named, lambda pair: (pair[1], pair[0].isdecimal())
     ):
         names = [name for name, _ in run]
         span = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
         if counts:
-            span, numbered = f"{numbered}{span}", ""
+            # The word stands before the first of them.
+            word = "block " if len(names) == 1 else "blocks "
+            span, numbered = f"{word if numbered else ''}{span}", False
         # A stem has no name beside its stage's.
         span = {"stem": "", "entry": "transition "}.get(span, f"{span} ")
         runs.append(f"{span}{mode}")

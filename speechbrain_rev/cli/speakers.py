@@ -48,8 +48,6 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     reads.add_argument(
         "--bad_files",
         choices=("refuse", "drop"),
-        # skip is its earlier name.
-        type=lambda text: "drop" if text == "skip" else text,
         default="refuse",
         help="with --out, files that cannot be embedded: refuse (the default) makes the "
         "command fail once all others are written; drop only lists them",

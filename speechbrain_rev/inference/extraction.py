@@ -317,7 +317,7 @@ def _archive(
 
 
 #: What to do with files that cannot be embedded, once all others have been.
-BadFiles: TypeAlias = Literal["refuse", "drop", "skip"]
+BadFiles: TypeAlias = Literal["refuse", "drop"]
 
 # Bad files that are listed with the reason, and by name alone.
 _SHOWN, _NAMED = 10, 100
@@ -516,8 +516,7 @@ def embed_folder(
         As of ``SpeakerEmbedder.embed``.
     bad_files : {"refuse", "drop"}
         Whether files that cannot be embedded are an error, once all others have been
-        embedded and saved, or are listed in the result alone; "skip" is an earlier name
-        of "drop".
+        embedded and saved, or are listed in the result alone.
 
     Returns
     -------

@@ -228,7 +228,7 @@ class Plan:
     def counts(self) -> str:
         """Count the blocks of each mode, in words."""
         of_mode = Counter(self.modes.values())
-        return ", ".join(f"{count} {mode}" for mode, count in of_mode.items())
+        return ", ".join(f"{of_mode[mode]} {mode}" for mode in Mode if mode in of_mode)
 
     def __str__(self) -> str:
         return (

@@ -556,7 +556,7 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         f"forward and backward pass of the encoder at batch {setting.batch} and "
         f"{setting.frames} frames of 80 mel bands, counted without a GPU; launches: "
         "kernels, one for each operation but views and allocations, one for each Triton "
-        f"kernel; tiny: of tensors below {TINY_ELEMENTS} elements; GB beside: read and "
+        "kernel; GB beside: read and "
         "written by all but convolutions and matrix products; host time: median of "
         f"{setting.repeats} interleaved steps in float32 on the CPU at batch "
         f"{setting.timed_batch} and {setting.timed_frames} frames of "

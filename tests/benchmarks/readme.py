@@ -93,7 +93,8 @@ CAPTIONS = {
     "normalisation": "Times: seconds over those of plain operations. Maps: peak memory, in "
     "sizes of the input.",
     "engine": "MiB: memory per 2 s utterance of a chain of 32 basic blocks, of 32 DF blocks, and of "
-    "revnet57.\nTimes: seconds of revnet57's step over those of plain torch layers.",
+    "revnet57.\nTimes: seconds of revnet57's step over those of plain torch layers, in float32 and "
+    "in bf16.",
     "launches": "Above: kernels that a step launches, and GB that it reads and writes beside "
     "convolutions and matrix products.\nBelow: operations, seconds on a CPU and modelled "
     "seconds. x: times those of plain torch layers.",
@@ -478,8 +479,8 @@ _USERS_CELLS = (
     "8-bit optimizer states, the input and with the reserve of speechbrain-rev models; "
     "empty: at neither length",
     "times plain: seconds of a step over those of the same encoder in plain torch layers",
-    "times counterpart: over those of the vanilla counterpart in that way (resnet152 of "
-    "revnet197, df_resnet233 of df_revnet377)",
+    "times counterpart: over those of the vanilla counterpart in plain torch layers (resnet152 "
+    "of revnet197, df_resnet233 of df_revnet377)",
 )
 
 

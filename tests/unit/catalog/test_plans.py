@@ -166,7 +166,7 @@ def test_a_plan_lists_runs_of_blocks_of_one_mode_stage_by_stage():
     assert planned_as("revnet57", TIGHT, GIB, modes=modes).stages == [
         "stem: store",
         "stage 1: blocks 0-1 store",
-        "stage 2: transition recompute, blocks 0 recompute, 1-3 reconstruct, 4 store",
+        "stage 2: transition recompute, block 0 recompute, 1-3 reconstruct, 4 store",
     ]
 
 

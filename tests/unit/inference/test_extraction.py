@@ -333,7 +333,7 @@ def test_bad_files_are_listed_all_at_once_and_lose_no_others(
     with pytest.raises(ValueError, match=r"silent\.wav is silent"):
         embed_into(out, counting(), {"b": silent}, window=window)
     # Where no file is left, nothing is written.
-    for how in ("refuse", "drop", "skip"):
+    for how in ("refuse", "drop"):
         with pytest.raises(ValueError, match=r"(?s)1 files cannot.*silent"):
             embed_folder([silent], out.with_name("new.npz"), counting(), bad_files=how)
     assert not out.with_name("new.npz").exists()
@@ -357,7 +357,7 @@ class Diverged(torch.nn.Module):
 def test_mistakes_are_not_taken_for_bad_audio(
     folder, out, counting, options, model, words
 ):
-    given = {"bad_files": "skip", **options}
+    given = {"bad_files": "drop", **options}
     with pytest.raises(ValueError, match=words):
         embed_folder(folder, out, counting(model=model), **given)
     if model is FirstSamples and "bad_files" not in options:
