@@ -679,35 +679,34 @@ def calibrate(
     works: list[Work] = []
     seconds: list[float] = []
     batches: list[int] = []
-    bar = progress_bar("measuring", unit=" steps")
-    for number, name in enumerate(names, 1):
-        bar.set_description_str(
-            f"measuring {name} ({number} of {len(names)})", refresh=False
-        )
-        step_of_some = functools.partial(
-            training_step, name, blocks=(2, 2, 2, 2), frames=frames
-        )
+    with progress_bar("measuring", unit=" steps") as bar:
+        for number, name in enumerate(names, 1):
+            bar.set_description_str(
+                f"measuring {name} ({number} of {len(names)})", refresh=False
+            )
+            step_of_some = functools.partial(
+                training_step, name, blocks=(2, 2, 2, 2), frames=frames
+            )
 
-        def stored_bytes(count: int, step_of_some: Any = step_of_some) -> int:
-            return live_bytes_peak(step_of_some(batch=count, mode="store")[1])
+            def stored_bytes(count: int, step_of_some: Any = step_of_some) -> int:
+                return live_bytes_peak(step_of_some(batch=count, mode="store")[1])
 
-        for wanted in CALIBRATED_BATCHES[device.type]:
-            batch = batch_that_fits(stored_bytes, wanted, device)
-            batches.append(batch)
-            with torch.random.fork_rng(random_devices(device)):
-                encoder, run = step_of_some(batch=batch, device=device)
+            for wanted in CALIBRATED_BATCHES[device.type]:
+                batch = batch_that_fits(stored_bytes, wanted, device)
+                batches.append(batch)
+                with torch.random.fork_rng(random_devices(device)):
+                    encoder, run = step_of_some(batch=batch, device=device)
 
-                def step(run: Callable[[], Any] = run) -> None:
-                    run()
-                    bar.update()
+                    def step(run: Callable[[], Any] = run) -> None:
+                        run()
+                        bar.update()
 
-                taken = measured_seconds(encoder, step, device, repeats=repeats)
-                for chosen in uniform_modes(encoder):
-                    traced = trace_bytes(encoder, step, with_work=True)
-                    for block, work in traced.work.items():
-                        works.append(work)
-                        seconds.append(taken[block, chosen.get(block, "")])
-    bar.close()
+                    taken = measured_seconds(encoder, step, device, repeats=repeats)
+                    for chosen in uniform_modes(encoder):
+                        traced = trace_bytes(encoder, step, with_work=True)
+                        for block, work in traced.work.items():
+                            works.append(work)
+                            seconds.append(taken[block, chosen.get(block, "")])
     sizes = " and ".join(map(str, sorted(set(batches))))
     about = {
         "device": described(device),
