@@ -35,7 +35,7 @@ from speechbrain_rev.inference.audio import Channels
 from speechbrain_rev.processes import ALONE, ProcessPlace, shared_rows
 from speechbrain_rev.whole_files import check_regular, write_whole
 
-from .run_folder import RESULTS, read_settings, read_weights
+from .run_folder import RESULTS, read_results, read_settings, read_weights
 from .verification import EMBEDDINGS as COHORT
 from .verification import check_fresh
 
@@ -351,7 +351,9 @@ def extract(
     Returns
     -------
     dict of Path to EmbeddingArchive
-        What was written; empty on other processes than the main one.
+        What was written; empty on other processes than the main one. All embeddings in the
+        cohort's file count in AS-Norm: an earlier one of more is kept beside it, as
+        cohort_336.npz if it has 336.
     """
     archives = {}
     for name, files in ((TRIALS, trials), (COHORT, cohort)):
@@ -361,7 +363,20 @@ def extract(
             place.wait()
         if place.is_main:
             archives[path] = embed_into(path, embedder, files, channels=channels)
+    if place.is_main:
+        archives |= _narrowed(Path(folder, COHORT), archives[Path(folder, COHORT)])
     return archives
+
+
+def _narrowed(path: Path, archive: EmbeddingArchive) -> dict[Path, EmbeddingArchive]:
+    """Let a file hold an archive alone; give where the file is that held more."""
+    held = EmbeddingArchive.load(path)
+    if len(held.names) == len(archive.names):
+        return {}
+    aside = path.with_stem(f"{path.stem}_{len(held.names)}")
+    held.save(aside)
+    archive.save(path)
+    return {aside: held}
 
 
 @dataclass(frozen=True)
@@ -485,15 +500,43 @@ def score(
             results.append({"trials": name, "method": method, **rates})
             curves[f"{name}, {method}"] = curve
             remarks += missing
-    report = {
+    about = {
         "model": trials.fingerprint,
-        "cohort": {"speakers": len(cohort.means), "top_n": top_n},
+        "cohort": {
+            "speakers": len(cohort.means),
+            "utterances": len(trained.names),
+            "top_n": top_n,
+        },
         "subtract_mean": subtract_mean,
-        "results": results,
     }
-    return _written(
-        report, folder / RESULTS, curves, folder / "scores/det.png", remarks
+    earlier, replaced = _earlier_rows(folder, about, lists)
+    if replaced:
+        remarks.append(
+            f"results.json has no rates of {replaced} any more, which had another model or "
+            "cohort. Score all lists in one command."
+        )
+    write_whole(
+        folder / RESULTS,
+        json.dumps(about | {"results": [*earlier, *results]}, indent=2) + "\n",
     )
+    remarks += _drawn(curves, folder / "scores/det.png")
+    return ScoreReport(about | {"results": results}, tuple(remarks))
+
+
+def _earlier_rows(
+    folder: Path, about: Mapping[str, Any], lists: Iterable[str]
+) -> tuple[list[dict[str, Any]], str]:
+    """Give the results of other lists that were scored alike, and name the others."""
+    try:
+        report = read_results(folder)
+    except ValueError:  # It advises to score again.
+        return [], ""
+    if report is None:
+        return [], ""
+    rows = [row for row in report.pop("results") if row["trials"] not in lists]
+    if report == about:
+        return rows, ""
+    return [], " and ".join(dict.fromkeys(row["trials"] for row in rows))
 
 
 def score_run(
@@ -574,8 +617,9 @@ def score_file(path: Path, replicates: int = REPLICATES) -> ScoreReport:
     trials, scores = scoring.read_scores(path)
     curve, rates, missing = _rates(scores, trials, replicates)
     report = {"results": [{"trials": path.stem, "method": "as given", **rates}]}
-    curves = {path.stem: curve}
-    return _written(report, Path(f"{path}.json"), curves, Path(f"{path}.png"), missing)
+    write_whole(Path(f"{path}.json"), json.dumps(report, indent=2) + "\n")
+    missing += _drawn({path.stem: curve}, Path(f"{path}.png"))
+    return ScoreReport(report, tuple(missing))
 
 
 def _rates(
@@ -604,20 +648,13 @@ def _rates(
     return curve, rates | drawn.intervals(), []
 
 
-def _written(
-    report: dict[str, Any],
-    path: Path,
-    curves: Mapping[str, scoring.DetCurve],
-    picture: Path,
-    remarks: Sequence[str],
-) -> ScoreReport:
-    """Write a report and its curves; without matplotlib a remark replaces the picture."""
-    write_whole(path, json.dumps(report, indent=2) + "\n")
+def _drawn(curves: Mapping[str, scoring.DetCurve], picture: Path) -> list[str]:
+    """Draw curves; without matplotlib a remark replaces the picture."""
     try:
         plots.det_plot(curves, picture)
     except ImportError as error:
-        remarks = [*remarks, f"{picture} is not drawn: {error}"]
-    return ScoreReport(report, tuple(remarks))
+        return [f"{picture} is not drawn: {error}"]
+    return []
 
 
 def _named(trial_lists: Sequence[Path]) -> dict[str, Path]:

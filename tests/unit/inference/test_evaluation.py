@@ -22,7 +22,7 @@ from speechbrain_rev.inference.evaluation import (
     score_run,
 )
 from speechbrain_rev.inference.export import CardFacts, model_card
-from speechbrain_rev.inference.run_folder import read_results
+from speechbrain_rev.inference.run_folder import RESULTS, read_results
 from speechbrain_rev.scoring import MEASURES, Measure, read_trials
 from speechbrain_rev.scoring.metrics import lowest_cost
 from tests.corpus import write_corpus
@@ -181,6 +181,22 @@ def test_embeddings_are_of_the_files_and_kept_until_the_weights_change(
     assert "takes 1 or more, not 0" in capsys.readouterr().err
 
 
+def test_a_smaller_cohort_counts_alone_and_the_larger_one_is_kept(
+    embedded, tmp_path, capsys
+):
+    run = shutil.copytree(embedded, tmp_path / "run")
+    _, whole = archives(run)
+    score_run(run, replicates=0)
+    recipe("extract").main([str(run), "--device=cpu", "--utterances_per_speaker=1"])
+    _, fewer = archives(run)
+    aside = run / f"embeddings/cohort_{len(whole.names)}.npz"
+    assert len(fewer.names) == 4 < len(whole.names)
+    assert EmbeddingArchive.load(aside).names == whole.names
+    assert f"{aside}: {len(whole.names)} embeddings" in capsys.readouterr().out
+    report = score_run(run, replicates=0)
+    assert report.content["cohort"]["utterances"] == 4
+
+
 def test_channels_of_files_are_averaged_with_a_warning(tmp_path, caplog):
     sides = np.stack([speech_like(seed=1), speech_like(seed=2)])
     stereo = {"s.wav": write_audio(tmp_path / "s.wav", sides.T)}
@@ -260,7 +276,9 @@ def test_figures_are_those_of_the_scoring_functions(scorable):
     assert read_results(folder) == report.content
     assert (folder / "scores/det.png").read_bytes().startswith(b"\x89PNG")
     assert report.content["model"] == "one"
-    assert report.content["cohort"] == {"speakers": SPEAKERS // 2, "top_n": 4}
+    utterances = SPEAKERS // 2 * UTTERANCES
+    numbers = {"speakers": SPEAKERS // 2, "utterances": utterances, "top_n": 4}
+    assert report.content["cohort"] == numbers
 
 
 @pytest.mark.parametrize("subtract_mean", [False, True])
@@ -355,6 +373,24 @@ def test_lists_are_scored_under_names_of_their_own(scorable, undrawn):
     assert not (folder / "scores/det.png").exists()
 
 
+def test_lists_that_are_scored_alike_stand_together_in_the_results(scorable, undrawn):
+    folder, trials, speakers = scorable
+    more = trials.with_name("more.txt")
+    more.write_text("".join(trials.read_text().splitlines(keepends=True)[::2]))
+    first = score(folder, [trials], speakers, **QUICK)
+    second = score(folder, [more], speakers, **QUICK)
+    assert {row["trials"] for row in second.rows} == {"more"}
+    assert read_results(folder)["results"] == [*first.rows, *second.rows]
+    again = score(folder, [trials], speakers, **QUICK)
+    assert read_results(folder)["results"] == [*second.rows, *again.rows]
+    other = score(folder, [more], speakers, **QUICK | {"cohort_top_n": 3})
+    assert read_results(folder)["results"] == other.rows
+    assert "no rates of trials any more" in other.remarks[0]
+    (folder / RESULTS).write_text("{}")
+    score(folder, [more], speakers, **QUICK)
+    assert read_results(folder)["results"] == second.rows
+
+
 def test_subtracting_the_training_mean_repairs_shifted_embeddings(tmp_path, undrawn):
     folder, trials, speakers = write_embeddings(tmp_path, noise=1.0, offset=20.0)
     shifted = score(folder, [trials], speakers, **QUICK)
@@ -424,7 +460,8 @@ def test_a_run_s_lists_are_scored_with_its_speakers_at_their_own_speed(
     report = read_results(run)
     assert {row["trials"] for row in report["results"]} == {"one", "other"}
     # 4 speakers, though speed perturbation trained 12 classes.
-    assert report["cohort"] == {"speakers": 4, "top_n": 4}
+    utterances = len(archives(run)[1].names)
+    assert report["cohort"] == {"speakers": 4, "utterances": utterances, "top_n": 4}
     printed = capsys.readouterr().out
     assert "EER %" in printed
     assert "cohort_top_n is 4 instead of 600" in printed
@@ -433,6 +470,7 @@ def test_a_run_s_lists_are_scored_with_its_speakers_at_their_own_speed(
     report = read_results(run)
     assert {row["trials"] for row in report["results"]} == {"one"}
     assert (report["cohort"]["top_n"], report["subtract_mean"]) == (3, True)
+    assert "no rates of other any more" in capsys.readouterr().out
     recipe("score").main(["--from_scores", str(run / "scores/one.cosine.txt")])
     assert "as given" in capsys.readouterr().out
     with pytest.raises(ValueError, match="top_n is 1, but the cohort has"):
