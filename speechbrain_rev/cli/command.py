@@ -105,8 +105,10 @@ def run_script(script: Callable[[], object]) -> None:
     own = (Path(__file__).parents[1], Path(sys.argv[0]).resolve().parent)
     try:
         script()
-    except KeyboardInterrupt:
-        print(f"\n{Path(sys.argv[0]).name}: interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        # A training run passes on where it stands.
+        where = f" {interrupt}" if interrupt.args else "."
+        print(f"\n{Path(sys.argv[0]).name}: interrupted{where}", file=sys.stderr)
         sys.exit(_INTERRUPTED)
     except (ValueError, OSError, ImportError, MemoryError) as error:
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)

@@ -165,7 +165,7 @@ class WholeCheckpointer(Checkpointer):
             As ``list_checkpoints``.
         """
         if importance_key in (None, ckpt_recency) and not (max_key or min_key):
-            importance_key = _place
+            importance_key = place_in_run
         checkpoints: list[Checkpoint] = super().find_checkpoints(
             importance_key, max_key, min_key, ckpt_predicate, max_num_checkpoints
         )
@@ -463,7 +463,23 @@ def place_of(
     return int(counter), bool(meta.get("end-of-epoch")), step, float(unixtime)
 
 
-def _place(checkpoint: Checkpoint) -> tuple[int, bool, int, float]:
+def place_in_run(checkpoint: Checkpoint) -> tuple[int, bool, int, float]:
+    """Place a checkpoint as ``place_of`` does, by what its files hold.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+
+    Returns
+    -------
+    tuple
+        As ``place_of``.
+
+    Raises
+    ------
+    ValueError
+        If they are damaged.
+    """
     counter, brain = (Path(checkpoint.path, name) for name in (COUNTER, BRAIN))
     try:
         return place_of(

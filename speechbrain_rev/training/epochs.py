@@ -9,14 +9,14 @@ from typing import Any
 
 import speechbrain as sb
 import torch
-from speechbrain.utils.distributed import run_on_main
+from speechbrain.utils.distributed import if_main_process, run_on_main
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from speechbrain_rev.data import ChunkBatch
 from speechbrain_rev.inference.running import RepeatedShapes
-from speechbrain_rev.lobes.checkpointer import is_end_of_epoch
+from speechbrain_rev.lobes.checkpointer import is_end_of_epoch, place_in_run
 from speechbrain_rev.scoring import Trials, cosine_trials, eer
 from speechbrain_rev.training import progress
 from speechbrain_rev.training.epoch_log import EpochLog, log_places
@@ -74,6 +74,46 @@ class ValidatedEpochs(CheckedSteps):
     bar: tqdm[Any]
     #: Those of the epoch that is trained.
     batches: TimedBatches
+    #: What runs now; None before the first epoch.
+    stage: sb.Stage | None = None
+
+    def fit(self, *arguments: Any, **keywords: Any) -> None:
+        """Train; Ctrl-C is passed on with where the run stands and where it goes on."""
+        try:
+            super().fit(*arguments, **keywords)
+        except KeyboardInterrupt as interrupt:
+            if self.debug or self.checkpointer is None or not if_main_process():
+                raise
+            words = f"{self._standing()}. {self._going_on()}"
+            raise KeyboardInterrupt(words) from interrupt
+
+    def _standing(self) -> str:
+        """Name the step or the stage that runs."""
+        epoch = self.hparams.epoch_counter.current
+        if self.stage is None:
+            return "before its first step"
+        if self.stage == sb.Stage.VALID:
+            return f"in the validation of epoch {epoch}"
+        return f"in epoch {epoch}, at step {self.step} of it"
+
+    def _going_on(self) -> str:
+        """Name the newest checkpoint, from which the same command goes on."""
+        try:
+            newest = self.checkpointer.find_checkpoint()
+            if newest is None:
+                return "No checkpoint yet: the same command begins anew."
+            epoch, ended, step, _ = place_in_run(newest)
+        except (ValueError, OSError) as error:
+            return str(error)
+        return f"The same command goes on {_after(epoch, 0 if ended else step)}."
+
+    def on_fit_start(self) -> None:
+        """Recover, and log where a run goes on."""
+        super().on_fit_start()
+        done, step = self.hparams.epoch_counter.current, self.step
+        if (done or step) and if_main_process():
+            epoch = done + 1 if step else done
+            logger.info(f"This run goes on {_after(epoch, step)}.")
 
     def embed(self, feats: Tensor) -> Tensor:
         """Embed whole utterances in validation, in shapes that repeat.
@@ -124,6 +164,7 @@ class ValidatedEpochs(CheckedSteps):
     def on_stage_start(self, stage: sb.Stage, epoch: int | None = None) -> None:
         """Start the clock, the bar and, in the middle of an epoch, the sampler."""
         self.stage_start, self.first_step = time.monotonic(), self.step
+        self.stage = stage
         if stage == sb.Stage.TRAIN:
             assert epoch is not None
             if not self.step:
@@ -162,9 +203,12 @@ class ValidatedEpochs(CheckedSteps):
         sampler, schedule = self.train_sampler, self.hparams.lr_annealing
         utterances = self.step * sampler.batch_size
         waited, total = self.sum_over_processes(self.batches.seconds, seconds)
+        # Times are those of the steps since.
+        resumed = {"resumed_after_step": self.first_step} if self.first_step else {}
         return {
             "epoch": epoch,
             "steps": schedule.step,
+            **resumed,
             "train_loss": loss,
             "train_accuracy_percent": 100 * self.tally.correct / utterances,
             "skipped_steps": self.tally.skipped,
@@ -201,7 +245,8 @@ class ValidatedEpochs(CheckedSteps):
     def _end_epoch(self) -> None:
         line = progress.log_line(self.epoch_stats)
         if self.debug:
-            run_on_main(print, args=[f"--debug: no EER, no log. {line}"])
+            shown = ", ".join(f"{words}: {value}" for words, value in line.items())
+            run_on_main(print, args=[f"--debug: no EER, no log. {shown}"])
         else:
             self.hparams.train_logger.log_stats(line)
             run_on_main(self.epoch_log.write, args=[self.epoch_stats])
@@ -210,6 +255,11 @@ class ValidatedEpochs(CheckedSteps):
             num_to_keep=self.hparams.keep_checkpoints,
             ckpt_predicate=is_end_of_epoch,
         )
+
+
+def _after(epoch: int, step: int) -> str:
+    """Put a place in a run in words; step 0 is the end of the epoch."""
+    return f"after step {step} of epoch {epoch}" if step else f"after epoch {epoch}"
 
 
 def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:

@@ -80,7 +80,7 @@ def _allow_lost_lines(handler: logging.StreamHandler[Any]) -> None:
     handler.handleError = handle_error  # type: ignore[method-assign]
 
 
-def log_line(stats: dict[str, Any]) -> dict[str, Any]:
+def log_line(stats: dict[str, Any]) -> dict[str, int | str]:
     """Select the figures of an epoch's log line, in units for reading.
 
     Parameters
@@ -91,25 +91,33 @@ def log_line(stats: dict[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        Numbers by the words to print.
+        Counts, and texts of other numbers, by the words to print.
     """
-    line = {
+    line: dict[str, int | str] = {
         "epoch": stats["epoch"],
-        "loss": stats["train_loss"],
-        "accuracy %": stats["train_accuracy_percent"],
-        "lr": stats["lr"],
-        "margin": stats["margin"],
+        "loss": _plain(stats["train_loss"]),
+        "accuracy %": _plain(stats["train_accuracy_percent"]),
+        "lr": f"{stats['lr']:.3g}",
+        "margin": _plain(stats["margin"]),
     }
     counts = ("skipped_steps", "unread_files", "unread_validation_files")
     line |= {n.replace("_", " "): stats[n] for n in counts if stats.get(n)}
     if "valid_eer_percent" in stats:
-        line["valid EER %"] = stats["valid_eer_percent"]
+        line["valid EER %"] = _plain(stats["valid_eer_percent"])
     if "compression_ratio" in stats:
-        line["activations compressed"] = stats["compression_ratio"]
-    line["minutes"] = stats["minutes"]
-    line["utt/s"] = round(stats["utterances_per_second"])
-    line["waited for data %"] = round(stats["data_wait_percent"], 1)
-    return line | memory_shown(stats)
+        line["activations compressed"] = _plain(stats["compression_ratio"])
+    if "resumed_after_step" in stats:
+        line["resumed after step"] = stats["resumed_after_step"]
+    line["minutes"] = _plain(stats["minutes"])
+    rate = stats["utterances_per_second"]
+    line["utt/s"] = round(rate) if rate >= 10 else _plain(rate)
+    line["waited for data %"] = _plain(stats["data_wait_percent"])
+    return line | {words: _plain(gib) for words, gib in memory_shown(stats).items()}
+
+
+def _plain(number: float) -> str:
+    """Write a number without an exponent, which SpeechBrain's logger gives those below 1."""
+    return f"{number:.2f}" if abs(number) >= 0.1 else f"{number:.2g}"
 
 
 def epoch_bar(name: str, total: int, done: int, *, off: bool) -> tqdm[Any]:

@@ -58,7 +58,7 @@ def arguments(data: Path, output: Path, **changed: object) -> list[str]:
 def log(folder: Path) -> list[dict]:
     """What a run wrote down about its epochs, without what no second run repeats."""
     timings = {"minutes", "utterances_per_second", "process_resident_peak_bytes"}
-    timings |= {"data_wait_percent"}
+    timings |= {"data_wait_percent", "resumed_after_step"}
     return [
         {k: v for k, v in row.items() if k not in timings}
         for row in read_rows(folder / "train_log.jsonl")

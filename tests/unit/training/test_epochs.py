@@ -11,6 +11,7 @@ from speechbrain_rev.data import ChunkBatch
 from speechbrain_rev.inference import running
 from speechbrain_rev.inference.running import RepeatedShapes
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.scoring import Trials
 from speechbrain_rev.training import dry_run, epochs
 from speechbrain_rev.training.steps import Tally
@@ -94,7 +95,7 @@ def test_validation_runs_lengths_that_repeat_where_lengths_choose_kernels(
 
 def test_debugging_validates_without_eer_and_logs_nothing(validated, tmp_path):
     _, output = validated(debug=True)
-    assert output.count("--debug: no EER, no log. {'epoch': ") == 2
+    assert output.count("--debug: no EER, no log. epoch: ") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["save"]
 
 
@@ -124,7 +125,7 @@ def test_the_log_has_the_share_of_time_that_waited_for_data(
     share = 100 * seconds[0] / sum(seconds)
     rows = brain.rows("train_log.jsonl")
     assert [row["data_wait_percent"] for row in rows] == [share, share]
-    assert [line["waited for data %"] for line in lines] == [share, share]
+    assert [line["waited for data %"] for line in lines] == [f"{share:.2f}"] * 2
 
 
 def test_a_dry_run_prints_what_training_takes_and_keeps_nothing(
@@ -175,3 +176,82 @@ def test_at_another_batch_an_epoch_goes_on_after_as_many_utterances(
     assert brain.step == taken == 12 // batch_size
     # Lines of steps are dropped by the checkpoint's count.
     assert (tmp_path / "skipped.jsonl").read_text() == "".join(lines[:1])
+
+
+@pytest.fixture
+def interrupted(noise_run):
+    """Train until Ctrl-C at a step of an epoch, and give its words."""
+
+    def trained(epoch, step, **run_opts):
+        brain = noise_run(**run_opts)
+        fit_batch = brain.fit_batch
+
+        def fit(batch):
+            if (brain.hparams.epoch_counter.current, brain.step) == (epoch, step):
+                raise KeyboardInterrupt
+            return fit_batch(batch)
+
+        brain.fit_batch = fit
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            brain.fit(brain.hparams.epoch_counter, brain.train_set, progressbar=False)
+        return str(interrupt.value)
+
+    return trained
+
+
+ANEW = "No checkpoint yet: the same command begins anew."
+
+
+@pytest.mark.parametrize(
+    ("epoch", "step", "every", "words"),
+    [
+        (1, 3, 0, f"in epoch 1, at step 3 of it. {ANEW}"),
+        (1, 4, 3, "in epoch 1, at step 4 of it. {} after step 3 of epoch 1."),
+        (2, 1, 0, "in epoch 2, at step 1 of it. {} after epoch 1."),
+    ],
+)
+def test_ctrl_c_names_where_a_run_stands_and_where_it_goes_on(
+    interrupted, epoch, step, every, words
+):
+    shown = interrupted(epoch, step, ckpt_interval_steps=every)
+    assert shown == words.format("The same command goes on")
+
+
+def test_ctrl_c_in_validation_names_it(validated, monkeypatch):
+    def stopped(self, batch, stage):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(epochs.ValidatedEpochs, "evaluate_batch", stopped)
+    with pytest.raises(KeyboardInterrupt, match=f"^in the validation of epoch 1. {ANEW}"):
+        validated()
+
+
+def test_ctrl_c_names_what_is_wrong_with_a_checkpoint(interrupted, monkeypatch):
+    def damaged(self):
+        raise ValueError("The checkpoint CKPT cannot be trusted")
+
+    monkeypatch.setattr(WholeCheckpointer, "find_checkpoint", damaged)
+    words = "in epoch 1, at step 1 of it. The checkpoint CKPT cannot be trusted"
+    with monkeypatch.context() as patch:
+        patch.setattr(WholeCheckpointer, "recover_if_possible", lambda self: None)
+        assert interrupted(1, 1) == words
+
+
+def test_an_epoch_that_goes_on_names_the_step_that_its_times_begin_after(
+    interrupted, train, caplog
+):
+    caplog.set_level(logging.INFO, "train")
+    interrupted(2, 4, ckpt_interval_steps=3)
+    assert not [m for m in caplog.messages if "goes on" in m]
+    brain = train()
+    assert "This run goes on after step 3 of epoch 2." in caplog.messages
+    rows = brain.rows("train_log.jsonl")
+    assert [row.get("resumed_after_step") for row in rows] == [None, 3]
+
+
+def test_a_run_that_goes_on_after_an_epoch_names_it(interrupted, train, caplog):
+    caplog.set_level(logging.INFO, "train")
+    interrupted(2, 1)
+    brain = train()
+    assert "This run goes on after epoch 1." in caplog.messages
+    assert "resumed_after_step" not in brain.rows("train_log.jsonl")[1]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from speechbrain.utils.train_logger import FileTrainLogger
 
 from speechbrain_rev.sizes import GIB
 from speechbrain_rev.training import progress
@@ -15,20 +16,20 @@ STATS = {
     "skipped_steps": 0,
     "unread_files": 0,
     "minutes": 1.5,
-    "data_wait_percent": 12.345,
+    "data_wait_percent": 12.346,
     "utterances_per_second": 99.6,
     "process_resident_peak_bytes": 3 * GIB // 2,
 }
 LINE = {
     "epoch": 3,
-    "loss": 4.5,
-    "accuracy %": 12.5,
-    "lr": 0.1,
-    "margin": 0.2,
-    "minutes": 1.5,
+    "loss": "4.50",
+    "accuracy %": "12.50",
+    "lr": "0.1",
+    "margin": "0.20",
+    "minutes": "1.50",
     "utt/s": 100,
-    "waited for data %": 12.3,
-    "process resident peak GiB": 1.5,
+    "waited for data %": "12.35",
+    "process resident peak GiB": "1.50",
 }
 
 
@@ -39,12 +40,30 @@ LINE = {
         ({"skipped_steps": 2}, {"skipped steps": 2}),
         ({"unread_files": 3}, {"unread files": 3}),
         ({"unread_validation_files": 1}, {"unread validation files": 1}),
-        ({"valid_eer_percent": 9.0}, {"valid EER %": 9.0}),
-        ({"compression_ratio": 2.5}, {"activations compressed": 2.5}),
+        ({"valid_eer_percent": 9.0}, {"valid EER %": "9.00"}),
+        ({"compression_ratio": 2.5}, {"activations compressed": "2.50"}),
+        ({"resumed_after_step": 2000}, {"resumed after step": 2000}),
+        ({"utterances_per_second": 1.26}, {"utt/s": "1.26"}),
     ],
 )
 def test_the_line_of_an_epoch_has_units_and_what_there_is_to_report(more, shown):
     assert progress.log_line(STATS | more) == LINE | shown
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0.147, "0.15"), (0.0, "0"), (1.0, "1.00"), (100.0, "100.00"), (0.0123, "0.012")],
+)
+def test_no_number_of_the_line_has_an_exponent(tmp_path, number, shown):
+    names = ("train_loss", "train_accuracy_percent", "margin", "minutes")
+    names += ("valid_eer_percent", "data_wait_percent", "compression_ratio")
+    stats = STATS | dict.fromkeys(names, number) | {"lr": 4.93e-4}
+    FileTrainLogger(tmp_path / "log.txt").log_stats(progress.log_line(stats))
+    line = (tmp_path / "log.txt").read_text()
+    assert line.count(f": {shown},") == len(names)
+    assert "lr: 0.000493," in line
+    assert "e-" not in line.replace("epoch", "")
+    assert "e+" not in line
 
 
 def test_peaks_of_gpu_and_process_have_names_of_their_own(monkeypatch):
