@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from multiprocessing import parent_process
 from typing import Any
 
@@ -14,6 +17,8 @@ REDRAW_SECONDS = 0.1
 LINE_SECONDS = 60.0
 #: Before work of unknown length shows a bar.
 LONG_SECONDS = 5.0
+# Between two looks of a bar that is kept alive on a terminal.
+_ALIVE_SECONDS = 1.0
 
 
 def progress_bar(
@@ -64,8 +69,7 @@ def progress_bar(
     >>> sum(progress_bar("adding", [1, 2, 3], unit="number"))
     6
     """
-    # A notebook draws a line anew as a terminal does.
-    terminal = sys.stderr.isatty() or "ipykernel" in sys.modules
+    terminal = _draws_anew()
     own: dict[str, Any] = {"mininterval": redraw_seconds, "delay": delay}
     if not terminal:
         own = {"mininterval": line_seconds, "delay": line_seconds, "file": _Lines()}
@@ -85,6 +89,61 @@ def progress_bar(
         disable=off or not is_first,
         **own,
     )
+
+
+def _draws_anew() -> bool:
+    """Whether a line can be drawn anew, as by a terminal or a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+@contextlib.contextmanager
+def kept_alive(bar: tqdm[Any]) -> Iterator[tqdm[Any]]:
+    """Let a bar whose steps take minutes show that time passes between them.
+
+    Parameters
+    ----------
+    bar : tqdm
+        As ``progress_bar`` makes it. After ``LONG_SECONDS`` it is shown, and then each
+        second on a terminal or as a line a minute in a log.
+
+    Yields
+    ------
+    tqdm
+        The bar, which is closed at the end.
+
+    Examples
+    --------
+    >>> with kept_alive(progress_bar("planning", unit="encoder", total=2)) as bar:
+    ...     bar.update(2)
+    """
+    done = threading.Event()
+
+    def show() -> None:
+        seconds = LONG_SECONDS
+        while not done.wait(seconds):
+            bar.refresh()
+            # Steps show it as if they had shown it themselves.
+            bar.last_print_t = time.time()
+            seconds = _ALIVE_SECONDS if _draws_anew() else LINE_SECONDS
+
+    thread = threading.Thread(target=show, daemon=True)
+    if not bar.disable:
+        thread.start()
+    try:
+        yield bar
+    finally:
+        done.set()
+        if thread.is_alive():
+            thread.join()
+        bar.close()
+
+
+def lock_of_threads() -> None:
+    """Give bars of this process a lock that no other one shares, and no system has to free.
+
+    A process that is killed would leave tqdm's, a named semaphore, behind.
+    """
+    tqdm.set_lock(threading.RLock())
 
 
 class _Lines:

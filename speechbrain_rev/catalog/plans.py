@@ -11,8 +11,9 @@ import functools
 import math
 import multiprocessing
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from speechbrain_rev.architectures import (
     Architecture,
     architecture,
 )
-from speechbrain_rev.bars import progress_bar
+from speechbrain_rev.bars import kept_alive, lock_of_threads, progress_bar
 from speechbrain_rev.catalog.steps import (
     CHUNKS,
     SMALL_CHUNKS,
@@ -55,10 +56,11 @@ from speechbrain_rev.modes import Mode
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Infeasible, Plan, Profile, Sweep, plan_step, sweep
 from speechbrain_rev.planner.memory import make_gradients, unless_memory_runs_out
-from speechbrain_rev.planner.plan import choose, plan_within, refusal
+from speechbrain_rev.planner.plan import SHARES, choose, plan_within, refusal, shares
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
 from speechbrain_rev.planner.step import Channels
 from speechbrain_rev.planner.timing import Speed, seconds_of
+from speechbrain_rev.processes import ended_by_signal
 from speechbrain_rev.sizes import card_text, size_text
 from speechbrain_rev.whole_files import check_regular
 
@@ -70,8 +72,8 @@ _REPEATS = 3
 
 # What of a plan has to be what is asked for, so that it is not made anew.
 _ASKED = ("memory_budget", "max_gradient_error", "bounds")
-# The budget, and what of it a step does not have.
-_SHARES = "memory_budget_bytes", "staying_bytes", "reserved_bytes"
+# What a run's step has beside weights and gradients, whatever the modes.
+_STAYING = "optimizer states and classifier, and a batch's speech"
 # GPUs have less than they are called by, and CUDA takes some: of 11 GB 10.4 GiB are left.
 _OF_NAMED = 0.9
 
@@ -136,12 +138,14 @@ class PlannedEncoder:
     def as_plan(self) -> Plan:
         """Give what a run takes as its ``plan_file``; the peak must be counted."""
         assert self.counted_bytes is not None
-        training = self.model.training
+        training, row = self.model.training, self.model.row
         assert training.card_bytes is not None
+        left = training.step_budget_bytes(row)
+        fixed = sum(training.fixed_bytes(row, training.batch).values())
         return Plan(
             modes=self.modes,
             channels=list(self.channels),
-            budget_bytes=training.step_budget_bytes(self.model.row),
+            budget_bytes=left,
             predicted_bytes=self.predicted_bytes,
             measured_bytes=self.counted_bytes,
             seconds=self.seconds,
@@ -149,6 +153,7 @@ class PlannedEncoder:
                 **self.profile.about,
                 "device": f"a GPU of {card_text(training.card_bytes)}",
                 PLANNED_CARD: str(training.card_bytes),
+                **shares(training.card_bytes, fixed, left),
             },
         )
 
@@ -275,28 +280,24 @@ def plan_encoders(
     plan_model = functools.partial(
         _planned, speed=speed_for(training, speed), counted=bool(names)
     )
-    with contextlib.ExitStack() as stack:
-        apply: Callable[..., Iterable[list[PlannedEncoder]]] = map
+    each = functools.partial(_each, plan_model)
+    groups = _by_kind(models)
+    planned: dict[str, PlannedEncoder] = {}
+    # A single one has a bar of its own.
+    bar = progress_bar(
+        "planning", unit="encoder", total=len(models), off=len(models) == 1
+    )
+
+    def take(group: Sequence[PlannedEncoder]) -> None:
+        planned.update({encoder.model.row.name: encoder for encoder in group})
+        bar.update(len(group))
+
+    with kept_alive(bar):
         if workers > 1:
-            # Processes that were forked with torch's threads would hang.
-            context = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(workers, context)
-            apply = stack.enter_context(pool).map
-        bar: tqdm[Any] = stack.enter_context(
-            progress_bar(
-                "planning", unit="encoder", total=len(models), off=len(models) == 1
-            )
-        )
-        planned: dict[str, PlannedEncoder] = {}
-        try:
-            for group in apply(functools.partial(_each, plan_model), _by_kind(models)):
-                planned |= {encoder.model.row.name: encoder for encoder in group}
-                bar.update(len(group))
-        except BrokenProcessPool as error:
-            raise MemoryError(
-                f"One of {workers} processes that plan was ended, most likely since memory "
-                "ran out. Name the encoders, which takes one process."
-            ) from error
+            _share(each, groups, workers, take)
+        else:
+            for group in groups:
+                take(each(group))
     return [planned[model.row.name] for model in models]
 
 
@@ -305,6 +306,47 @@ def _each(
     models: Sequence[ListedEncoder],
 ) -> list[PlannedEncoder]:
     return [plan_model(model) for model in models]
+
+
+def _share(
+    each: Callable[[Sequence[ListedEncoder]], list[PlannedEncoder]],
+    groups: Sequence[Sequence[ListedEncoder]],
+    workers: int,
+    take: Callable[[Sequence[PlannedEncoder]], None],
+) -> None:
+    """Plan groups in several processes, which end with this one; take each that is done."""
+    others = multiprocessing.active_children()
+    # Processes that were forked with torch's threads would hang.
+    context = multiprocessing.get_context("spawn")
+    with (
+        ended_by_signal(),
+        ProcessPoolExecutor(workers, context, initializer=lock_of_threads) as pool,
+    ):
+        try:
+            with _ctrl_c_held():
+                given = [pool.submit(each, group) for group in groups]
+            for done in as_completed(given):
+                take(done.result())
+        except BrokenProcessPool as error:
+            raise MemoryError(
+                f"One of {workers} processes that plan was ended, most likely since memory "
+                "ran out. Name the encoders, which takes one process."
+            ) from error
+        except BaseException:
+            # Else what they have begun would be waited for.
+            for process in set(multiprocessing.active_children()) - set(others):
+                process.terminate()
+            raise
+
+
+@contextlib.contextmanager
+def _ctrl_c_held() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach; for this one it comes afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _by_kind(models: Sequence[ListedEncoder]) -> list[list[ListedEncoder]]:
@@ -701,15 +743,14 @@ def in_words(plan: Plan) -> str:
         made = ""  # A plan of another network has no batch of utterances.
         if "batch" in about and "frames" in about:
             made = f", for its batch of {about['batch']}, {about['frames']} frames each"
-        return f"{plan}{made}; of plan_file {about['plan_file']}"
-    budget, staying, reserved = (int(about.get(name, 0)) for name in _SHARES)
-    if not staying:
+        budget = plan.budget_text(_STAYING)
+        whole = f"; {budget}" if budget else ""
+        return f"{plan}{made}; of plan_file {about['plan_file']}{whole}"
+    budget = plan.budget_text(_STAYING)
+    if not budget:
         return str(plan)
-    aside = f", {size_text(reserved)} for CUDA and fragmentation" if reserved else ""
     return (
-        f"{plan.counts()}; budget {size_text(budget)}, {size_text(staying)} of it for "
-        "weights, gradients, optimizer states and classifier, and a batch's speech"
-        f"{aside}; the step peaks at {size_text(plan.measured_bytes)} counted "
+        f"{plan.counts()}; {budget}; the step peaks at {size_text(plan.measured_bytes)} counted "
         f"({size_text(plan.predicted_bytes)} predicted) of the remaining "
         f"{size_text(plan.budget_bytes)}{plan.error_text()}"
     )
@@ -732,12 +773,12 @@ def _bounds(step: TrainingStep) -> str:
 def _read(path: str | Path) -> Plan:
     """Read a plan, whose shares of its budget have to make it up."""
     plan = Plan.load(path)
-    shares = [int(plan.about[name]) for name in _SHARES if name in plan.about]
-    if len(shares) == len(_SHARES) and shares[0] - sum(shares[1:]) != plan.budget_bytes:
-        whole, staying, reserved = _SHARES
+    sizes = [int(plan.about[name]) for name in SHARES if name in plan.about]
+    if len(sizes) == len(SHARES) and sizes[0] - sum(sizes[1:]) != plan.budget_bytes:
+        whole, staying, reserved = SHARES
         raise ValueError(
             f"{path}: This is no plan (budget_bytes is {plan.budget_bytes}, but {whole} less "
-            f"{staying} and {reserved} is {shares[0] - sum(shares[1:])}). Plan anew."
+            f"{staying} and {reserved} is {sizes[0] - sum(sizes[1:])}). Plan anew."
         )
     return plan
 

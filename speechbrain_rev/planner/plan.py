@@ -60,6 +60,9 @@ _NEARER = 0.98
 # By what part of the budget the next plan takes less if memory ran out.
 _LESS = 0.1
 
+#: The budget of a plan, and what of it a step does not have, in its ``about``.
+SHARES = "memory_budget_bytes", "staying_bytes", "reserved_bytes"
+
 #: The largest batch that is looked for.
 LARGEST_BATCH = 10**6
 
@@ -235,6 +238,25 @@ class Plan:
             f"{self.counts()}: peak {size_text(self.measured_bytes)} counted "
             f"({size_text(self.predicted_bytes)} predicted) of "
             f"{size_text(self.budget_bytes)}{self.time_text()}{self.error_text()}"
+        )
+
+    def budget_text(self, staying: str = "optimizer states and the batch") -> str:
+        """Put in words how the whole budget is shared out; nothing where no one knows.
+
+        Parameters
+        ----------
+        staying : str
+            What there is beside weights and gradients from one step to the next.
+        """
+        budget, fixed, reserved = (int(self.about.get(name, 0)) for name in SHARES)
+        if not (budget and fixed):
+            return ""
+        aside = (
+            f", {size_text(reserved)} for CUDA and fragmentation" if reserved else ""
+        )
+        return (
+            f"budget {size_text(budget)}, {size_text(fixed)} of it for weights, gradients, "
+            f"{staying}{aside}"
         )
 
     def time_text(self) -> str:
@@ -417,9 +439,36 @@ def plan_step(
     more: dict[str, float] = {"stored_bytes": profile.peak_bytes(stored)}
     if not step.channels:  # With fewer channels at a time storing is slower, too.
         more["stored_seconds"] = profile.seconds(stored)
+    about = {name: str(value) for name, value in more.items()}
     if fixed or step.is_card:
-        more |= {"staying_bytes": fixed, "reserved_bytes": budget - fixed - left}
-    return planned.with_about(**{name: str(value) for name, value in more.items()})
+        about |= shares(budget, fixed, left)
+    return planned.with_about(**about)
+
+
+def shares(budget_bytes: int, staying_bytes: int, left_bytes: int) -> dict[str, str]:
+    """Record how a budget is shared out, for ``about`` of a plan.
+
+    Parameters
+    ----------
+    budget_bytes : int
+        The whole.
+    staying_bytes : int
+        Weights, gradients, optimizer state and what else modes do not change.
+    left_bytes : int
+        What a step may take. The rest is the reserve for CUDA and fragmentation.
+
+    Returns
+    -------
+    dict
+        By the names in ``SHARES``.
+
+    Examples
+    --------
+    >>> shares(10, 3, 5)
+    {'memory_budget_bytes': '10', 'staying_bytes': '3', 'reserved_bytes': '2'}
+    """
+    sizes = budget_bytes, staying_bytes, budget_bytes - staying_bytes - left_bytes
+    return {name: str(size) for name, size in zip(SHARES, sizes, strict=True)}
 
 
 def choose(profiler: Profiler, left_bytes: int, *, is_timed: bool = True) -> Choice:

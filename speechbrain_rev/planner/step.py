@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
-from speechbrain_rev.bars import LONG_SECONDS, progress_bar
+from speechbrain_rev.bars import LONG_SECONDS, kept_alive, progress_bar
 from speechbrain_rev.devices import random_devices
 from speechbrain_rev.planner.memory import make_gradients
 from speechbrain_rev.planner.network import (
@@ -335,7 +335,7 @@ def _counted_trials(name: str) -> Iterator[None]:
         yield
         return
     words = f"planning {name}".strip()
-    with progress_bar(words, unit=" steps", delay=LONG_SECONDS) as bar:
+    with kept_alive(progress_bar(words, unit=" steps", delay=LONG_SECONDS)) as bar:
         token = _bar.set(bar)
         try:
             yield

@@ -46,6 +46,7 @@ from speechbrain_rev.planner.memory import (
     unless_memory_runs_out,
 )
 from speechbrain_rev.planner.network import as_network, give
+from speechbrain_rev.planner.plan import shares
 from speechbrain_rev.planner.step import Alternative, trainable, with_blocks
 from speechbrain_rev.reversible.wrapping import store_blocks
 from speechbrain_rev.sizes import size_text, whole_bytes
@@ -330,17 +331,20 @@ class BrainPlanner:
         if step.blocks:
             plan = plan_step(step, self.allowed_bytes)
             logger.info(
-                "Memory plan for %s: %s; if all blocks stored: %s.",
+                "Memory plan for %s: %s; %s; if all blocks stored: %s.",
                 step.samples,
                 plan,
+                plan.budget_text(),
                 size_text(int(plan.about["stored_bytes"])),
             )
             return plan
         plan = _all_stored(step, self.allowed_bytes)
         logger.info(
-            "Everything is stored, for no block that is repeated was found: peak %s of %s.",
+            "Everything is stored, for no block that is repeated was found: peak %s of %s; "
+            "%s.",
             size_text(plan.measured_bytes),
             size_text(plan.budget_bytes),
+            plan.budget_text(),
         )
         return plan
 
@@ -688,7 +692,8 @@ def _all_stored(step: Step, budget_bytes: int) -> Plan:
             "after the other in memory_blocks, as 'encoder.layers.*', give fewer or shorter "
             f"utterances, or memory_budget: {size_text(budget_bytes - left + peak)}."
         )
-    return Plan({}, None, left, peak, peak, 0.0, dict(step.about))
+    about = {**step.about, **shares(budget_bytes, step.fixed_bytes(step.batch), left)}
+    return Plan({}, None, left, peak, peak, 0.0, about)
 
 
 def shapes_of(batch: Any) -> Shapes:

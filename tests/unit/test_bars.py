@@ -3,6 +3,7 @@
 import contextlib
 import io
 import sys
+import time
 
 import pytest
 from tqdm import tqdm
@@ -67,4 +68,40 @@ def test_one_process_shows_it(terminal, counted, monkeypatch, several):
     else:
         monkeypatch.setattr(bars, "parent_process", object)
     counted(1.0)
+    assert not shown.getvalue()
+
+
+def waited(monkeypatch, lines, seconds=0.02):
+    """Wait for lines of a bar whose only step takes long."""
+    monkeypatch.setattr(bars, "LONG_SECONDS", seconds)
+    monkeypatch.setattr(bars, "LINE_SECONDS", seconds)
+    monkeypatch.setattr(bars, "_ALIVE_SECONDS", seconds)
+    with bars.kept_alive(progress_bar("counting", unit="number", total=2)) as bar:
+        deadline = time.monotonic() + 30
+        while sys.stderr.getvalue().count("counting:") < lines:
+            assert time.monotonic() < deadline
+            time.sleep(seconds)
+        bar.update()
+
+
+def test_a_step_that_takes_long_shows_lines_of_a_log(log, monkeypatch):
+    shown = log()
+    waited(monkeypatch, 3)
+    assert all(
+        line.startswith("counting:   0%") for line in shown.getvalue().split("\n")[:3]
+    )
+
+
+def test_a_step_that_takes_long_keeps_the_bar_of_a_terminal_alive(
+    terminal, monkeypatch
+):
+    shown = terminal()
+    waited(monkeypatch, 3)
+    # The bar is cleared at the end.
+    assert shown.getvalue().endswith("\r")
+
+
+def test_short_work_is_shown_by_no_line_of_a_log(log, monkeypatch):
+    shown = log()
+    waited(monkeypatch, 0, seconds=60.0)
     assert not shown.getvalue()

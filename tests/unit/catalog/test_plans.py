@@ -6,6 +6,9 @@ import itertools
 import json
 import math
 import re
+import signal
+import subprocess
+import sys
 import weakref
 from concurrent.futures.process import BrokenProcessPool
 
@@ -80,6 +83,10 @@ def test_named_encoders_keep_within_the_budget_when_they_run(tight, tmp_path):
         encoder.as_plan().save(tmp_path / "plan.json")
         plan = Plan.load(tmp_path / "plan.json")
         assert plan == encoder.as_plan()
+        words = in_words(plan.with_about(plan_file="p.json"))
+        reserve = size_text(TIGHT.reserve_bytes)
+        assert f"; budget {size_text(TIGHT.card_bytes)}, " in words
+        assert words.endswith(f", {reserve} for CUDA and fragmentation")
         assert plan.about["device"] == "a GPU of 5 GiB"
         with torch.device("meta"):
             network = build_encoder(plan.about["encoder"])
@@ -217,9 +224,24 @@ def test_a_process_that_was_ended_is_reported_with_what_to_do(monkeypatch):
     def ended(self, *_):
         raise BrokenProcessPool
 
-    monkeypatch.setattr(plans.ProcessPoolExecutor, "map", ended)
+    monkeypatch.setattr(plans.ProcessPoolExecutor, "submit", ended)
     with pytest.raises(MemoryError, match=r"One of 2 processes .* Name the encoders"):
         plan_encoders(TIGHT, workers=2)
+
+
+@pytest.mark.parametrize(("ended_by", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_ends_all_processes_that_plan_and_leaves_nothing(ended_by, status):
+    command = [sys.executable, "-m", "speechbrain_rev", "plan", "--card=6GB"]
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # The line comes after some seconds, when there are processes.
+    first = started.stderr.readline()
+    assert first.startswith("planning:   0%|")
+    assert "0/25 [00:0" in first
+    started.send_signal(getattr(signal, ended_by))
+    _, errors = started.communicate(timeout=60)
+    assert started.returncode == status
+    words = "speechbrain-rev: interrupted." if status == 130 else ""
+    assert errors.strip() == words
 
 
 def test_where_everything_can_be_stored_one_traced_step_shows_it(
@@ -447,7 +469,8 @@ def test_a_budget_s_plan_is_kept_and_reports_how_the_budget_is_shared(first):
 def test_peaks_of_a_plan_file_are_for_the_batch_that_it_names(first):
     plan = first[1].with_about(plan_file="p.json", batch="128", frames="200")
     made = "for its batch of 128, 200 frames each; of plan_file p.json"
-    assert in_words(plan) == f"{plan}, {made}"
+    staying = f"{size_text(int(plan.about['staying_bytes']))} of it for weights, grad"
+    assert in_words(plan).startswith(f"{plan}, {made}; budget 1.000 GiB, {staying}")
     elsewhere = dataclasses.replace(plan, about={"plan_file": "p.json"})
     assert in_words(elsewhere) == f"{plan}; of plan_file p.json"
 

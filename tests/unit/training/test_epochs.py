@@ -222,7 +222,9 @@ def test_ctrl_c_in_validation_names_it(validated, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(epochs.ValidatedEpochs, "evaluate_batch", stopped)
-    with pytest.raises(KeyboardInterrupt, match=f"^in the validation of epoch 1. {ANEW}"):
+    with pytest.raises(
+        KeyboardInterrupt, match=f"^in the validation of epoch 1. {ANEW}"
+    ):
         validated()
 
 
