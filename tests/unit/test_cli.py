@@ -774,6 +774,10 @@ def test_conversion_there_and_back_prints_what_was_written(tmp_path, printed):
 SCRIPTS = {
     "raise ValueError('no such\\n folder')": (1, "script.py: no such folder\n"),
     "raise KeyboardInterrupt": (130, "\nscript.py: interrupted.\n"),
+    "raise KeyboardInterrupt('at step 7.')": (
+        130,
+        "\nscript.py: interrupted at step 7.\n",
+    ),
     "raise MemoryError('A step takes 3 GiB.')": (1, "script.py: A step takes 3 GiB.\n"),
     "raise MemoryError": (1, None),
     "import json; json.loads('{')": (1, None),

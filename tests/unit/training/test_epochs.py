@@ -2,6 +2,8 @@
 
 import itertools
 import logging
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +15,11 @@ from speechbrain_rev.inference.running import RepeatedShapes
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.scoring import Trials
-from speechbrain_rev.training import dry_run, epochs
+from speechbrain_rev.sizes import GIB
+from speechbrain_rev.training import dry_run, epochs, progress
+from speechbrain_rev.training.progress import PEAKS
 from speechbrain_rev.training.steps import Tally
+from tests.docs.documents import ROOT
 
 NAMES = [f"{speaker}/{i}.wav" for speaker in "ab" for i in range(3)]
 
@@ -23,8 +28,11 @@ NAMES = [f"{speaker}/{i}.wav" for speaker in "ab" for i in range(3)]
 def validated(noise_run, capsys):
     """Train with trials between utterances, of which some cannot be read."""
 
-    def trained(unread=(), **run_opts):
+    def trained(unread=(), lines=None, lost=(), **run_opts):
         brain = noise_run(**run_opts)
+        brain.train_dataset.lost.update(lost)
+        if lines is not None:
+            brain.hparams.train_logger.log_stats = lines.append
         pairs = list(itertools.combinations(NAMES, 2))
         labels = [int(one[0] == other[0]) for one, other in pairs]
         brain.valid_trials = Trials(labels, *zip(*pairs, strict=True))
@@ -257,3 +265,42 @@ def test_a_run_that_goes_on_after_an_epoch_names_it(interrupted, train, caplog):
     brain = train()
     assert "This run goes on after epoch 1." in caplog.messages
     assert "resumed_after_step" not in brain.rows("train_log.jsonl")[1]
+
+
+class Figured(torch.nn.Sequential):
+    """A network with figures of exact streams and of compressed activations."""
+
+    compression = SimpleNamespace(
+        records={
+            "fc": SimpleNamespace(
+                original_bytes=8, kept_bytes=4, error_bound=0.01, ratio=2.0
+            )
+        }
+    )
+
+    def largest_streams(self):
+        return {"stages.0": 3.5}
+
+
+@pytest.fixture
+def all_figures(validated, interrupted, monkeypatch):
+    """Train a run that has every figure that an epoch can have; give rows and lines."""
+    monkeypatch.setattr(progress, "peak_memory", lambda _: dict.fromkeys(PEAKS, GIB))
+    monkeypatch.setattr(torch.nn, "Sequential", Figured)
+    interrupted(1, 4, ckpt_interval_steps=2)
+    lines = []
+    brain, _ = validated(NAMES[:1], lines=lines, bad={(1, 4)}, lost={0})
+    return brain.rows("train_log.jsonl"), lines
+
+
+def test_the_page_explains_every_column_and_key_of_the_log(all_figures):
+    rows, lines = all_figures
+    page = (ROOT / "recipes/VoxCeleb/README.md").read_text()
+    table = page.partition("| column in `train_log.txt` |")[2].partition("\n\n")[0]
+    cells = [row.split(" | ") for row in table.splitlines()[2:]]
+    columns, keys = (
+        {name for row in cells for name in re.findall("`(.+?)`", row[i])}
+        for i in range(2)
+    )
+    assert keys == {key for row in rows for key in row}
+    assert columns == {name for line in lines for name in line}
