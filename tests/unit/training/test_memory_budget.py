@@ -23,6 +23,7 @@ from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import repeated_blocks
 from speechbrain_rev.planner.memory import live_bytes_peak, storage_bytes
 from speechbrain_rev.reversible.wrapping import recompute_blocks, recomputes
+from speechbrain_rev.sizes import size_text
 from speechbrain_rev.training import memory_budget
 from speechbrain_rev.training.memory_budget import (
     PLANS,
@@ -263,6 +264,18 @@ def test_blocks_that_cannot_be_planned_store_and_are_named(caplog):
     assert list(brain.memory_plan.modes) == ["model.layers.1", "model.layers.3"]
     assert "model.layers.0: it runs 2 times in a step" in caplog.text
     assert "model.layers.2: it does not run" in caplog.text
+
+
+@pytest.mark.parametrize("network", [Twice(), torch.nn.Linear(4000, 5)])
+def test_the_log_has_how_the_budget_is_shared(network, caplog):
+    with caplog.at_level(logging.INFO, memory_budget.__name__):
+        brain = trained(silent(network, MemoryBudget, memory_budget="50MB"), batch_of())
+    about = brain.memory_plan.about
+    assert about["reserved_bytes"] == "0"
+    staying = int(about["staying_bytes"])
+    assert brain.memory_plan.budget_bytes == 50 * 2**20 - staying
+    words = f"budget 50.0 MiB, {size_text(staying)} of it for weights, gradients, "
+    assert f"; {words}optimizer states and the batch" in caplog.text
 
 
 def test_what_is_frozen_keeps_nothing():
