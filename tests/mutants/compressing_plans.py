@@ -89,8 +89,8 @@ COMPRESSING_PLANS = [
     ),
     ACTIVATIONS_CODE(
         "compressing plan: every block of a module compresses",
-        "own = Compressing(network, compression, everywhere=False)",
-        "own = Compressing(network, compression)",
+        "network.forward = Compressing(network, compression, everywhere=False)",
+        "network.forward = Compressing(network, compression)",
         PLANS("no_lossless_one_fits or limit_of_its_error"),
     ),
     NETWORK_CODE(
