@@ -231,7 +231,8 @@ class Plan:
     def counts(self) -> str:
         """Count the blocks of each mode, in words."""
         of_mode = Counter(self.modes.values())
-        return ", ".join(f"{of_mode[mode]} {mode}" for mode in Mode if mode in of_mode)
+        present = (mode for mode in Mode if mode in of_mode)
+        return ", ".join(f"{of_mode[mode]} {mode.value}" for mode in present)
 
     def __str__(self) -> str:
         return (

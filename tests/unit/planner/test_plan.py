@@ -201,7 +201,7 @@ def test_a_plan_goes_through_json_and_files_and_describes_itself(tmp_path):
     slower = SOME.with_about(stored_seconds=str(SOME.seconds / 1.5))
     assert str(slower) == f"{SOME}; 1.50 times the time of storing every block"
     errors = "gradient error 1.2 % predicted, 2 % measured"
-    assert str(lossy) == f"1 compress, 1 store: {peak}; {errors}"
+    assert str(lossy) == f"1 store, 1 compress: {peak}; {errors}"
     # Version 0.1.0 had no errors.
     old = {name: value for name, value in asdict(SOME).items() if "error" not in name}
     assert Plan.from_json(json.dumps(old)) == SOME
