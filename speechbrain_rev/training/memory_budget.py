@@ -55,6 +55,9 @@ from speechbrain_rev.whole_files import write_whole
 #: In the run's folder: plans, and how often memory ran out in spite of them.
 PLANS = "memory_budget.json"
 
+#: There: a checksum of the names and shapes of all parameters, and of which are trained.
+_PARAMETERS = "parameters_crc32"
+
 #: By what part of the budget the next start plans less after memory ran out.
 LIGHTER = 0.1
 
@@ -238,10 +241,10 @@ class BrainPlanner:
             "memory_blocks": list(self.patterns),
             "precision": self.brain.precision,
             "device": torch.device(self.brain.device).type,
-            "weights": self._weights_digest(),
+            _PARAMETERS: self._parameters_crc32(),
         }
 
-    def _weights_digest(self) -> int:
+    def _parameters_crc32(self) -> int:
         """Give a number that changes with names, shapes and what is trained."""
         listed = [
             (name, tuple(p.shape), p.requires_grad)
@@ -837,6 +840,8 @@ class _Kept:
             return cls(about, [])
         try:
             document = json.loads(path.read_text())
+            if _PARAMETERS not in document:
+                document[_PARAMETERS] = document["weights"]  # its earlier name
             known = {name: document[name] for name in about}
             plans = [
                 (

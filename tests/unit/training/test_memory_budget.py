@@ -674,6 +674,19 @@ def test_plans_that_cannot_be_read_are_named(tmp_path):
         brain_of("ecapa", MemoryBudget, **settings)
 
 
+def test_plans_whose_checksum_has_its_earlier_name_are_taken(tmp_path):
+    settings = {"memory_budget": "20MB", "output_folder": str(tmp_path)}
+    plan = trained(brain_of("ecapa", MemoryBudget, **settings), batch_of()).memory_plan
+    document = json.loads((tmp_path / PLANS).read_text())
+    document["weights"] = document.pop("parameters_crc32")
+    (tmp_path / PLANS).write_text(json.dumps(document))
+    brain = brain_of("ecapa", MemoryBudget, **settings)
+    assert brain._planner.plan_for(batch_of()) == plan
+    assert (
+        "parameters_crc32" not in (tmp_path / PLANS).read_text()
+    )  # nothing was planned
+
+
 def test_without_a_budget_nothing_changes():
     brain = trained(brain_of("ecapa", MemoryBudget, memory_budget=None), batch_of())
     assert brain.memory_plan is None
