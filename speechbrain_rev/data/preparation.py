@@ -18,15 +18,17 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
+from speechbrain_rev.hparams.document import dump
 from speechbrain_rev.lists import read_lines, split_line
 from speechbrain_rev.whole_files import (
     SUMS,
@@ -68,6 +70,15 @@ LISTS = (TRAIN, VALID_TRIALS, LABELS)
 
 # The weights of a finished run, as checksums in its save folder name them.
 _WEIGHTS = "../embedding_model.ckpt"
+# What a record lacks of settings: those that leave the lists as they would be without.
+_EITHER = "repeat or pad"
+_UNRECORDED: dict[str, object] = {
+    "speaker_from": None,
+    "resample": False,
+    "channel": None,
+    "short": _EITHER,
+    "data_lists": {},
+}
 
 
 @dataclass(frozen=True)
@@ -203,9 +214,11 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
         if treated == checks and counted and kept:
             return read_prepared(save_folder)
         if begun:
+            changed = [name for name in checks if checks[name] != treated[name]]
             logger.warning(
-                f"{save_folder.parent} goes on with the files that it began with: "
-                f"{', '.join(checks)} apply only before a run begins."
+                f"{' and '.join(changed)} {'has' if len(changed) == 1 else 'have'} no "
+                f"effect: the lists of {save_folder.parent} are there, and a run keeps the "
+                "files that it began with. To check files anew, give a new output_folder."
             )
             return read_prepared(save_folder)
     elif begun and not same:
@@ -441,13 +454,38 @@ def _changed(
             f"{folder} has checkpoints, but no {RECORD} that names their speakers. "
             "Give another output_folder."
         )
-    names = [name for name in now if earlier.get(name) != now[name]]
-    changes = "; ".join(f"{n}: {_shown(earlier.get(n), now[n])}" for n in names)
+    earlier, now = _UNRECORDED | earlier, _UNRECORDED | now
+    names = [name for name in earlier | now if earlier.get(name) != now.get(name)]
+    if "short" in names:
+        # Only where short utterances are dropped the seconds of a segment are recorded.
+        names.remove("sentence_len")
+    changes = "; ".join(f"{n}: {_shown(earlier.get(n), now.get(n))}" for n in names)
     return (
         f"{folder} has checkpoints of a run on other data settings ({changes}). "
         "Going on would give the speakers other numbers. Give another output_folder, "
-        "or the settings as they were."
+        f"or{_as_they_were({n: earlier.get(n) for n in names}, now)}."
     )
+
+
+def _as_they_were(earlier: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """Put in words how to give changed settings as a run began with them."""
+    given, left_out = [], []
+    for name, value in earlier.items():
+        if isinstance(value, dict):
+            is_same_list = list(value) == list(cast(dict[str, str], now[name]))
+            if name == "data_lists" or is_same_list:
+                continue  # It is the content that differs, not the option.
+            # Models of a trial list are found beside it.
+            paths = [path for path in value if not path.endswith("spk2utt")]
+            value = paths if name == "trial_lists" else next(iter(paths), None)
+        if value in (None, [], _EITHER):
+            left_out.append(f"--{name}")
+        else:
+            written = value if isinstance(value, str) else dump(value)
+            given.append(shlex.quote(f"--{name}={written}"))
+    words = [f"give {' '.join(given)} again"] * bool(given)
+    words += [f"leave {' '.join(left_out)} out"] * bool(left_out)
+    return f" {' and '.join(words)} to go on" if words else " the data as they were"
 
 
 def _shown(earlier: object, now: object) -> str:

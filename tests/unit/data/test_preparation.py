@@ -106,11 +106,72 @@ class TestBegun:
         write_list(tmp_path / "list.txt", "".join(lines))
         assert prepared(train_list=path).speakers == 4
         write_checkpoint(tmp_path / "save")
-        with pytest.raises(ValueError, match=r"train_list: was .*list\.txt, is None"):
+        again = rf"train_list: was .*list\.txt, is None.*give --train_list={path} again to go on\."
+        with pytest.raises(ValueError, match=again):
             prepared()
         write_list(tmp_path / "list.txt", "".join(lines[:3]))
-        with pytest.raises(ValueError, match=r"the content of .*list\.txt changed"):
+        words = r"the content of .*list\.txt changed.*, or the data as they were\."
+        with pytest.raises(ValueError, match=words):
             prepared(train_list=path)
+
+    @pytest.mark.parametrize(
+        ("then", "now", "words"),
+        [
+            (
+                {"resample": True},
+                {},
+                r"\(resample: was True, is False\).*--resample=true ag",
+            ),
+            (
+                {},
+                {"channel": 0},
+                r"\(channel: was None, is 0\).*leave --channel out to go on\.",
+            ),
+            (
+                {"speaker_from": 1},
+                {},
+                r"was 1, is None\).*give --speaker_from=1 again to go on\.",
+            ),
+            (
+                {"short": "drop", "sentence_len": 0.01},
+                {},
+                r"\(short: was drop, .*give --short=drop again to go on\.",
+            ),
+            (
+                {},
+                {"short": "drop"},
+                r"\(short: was repeat or pad, is drop\).*--short out",
+            ),
+            (
+                {"train_list": "list.txt"},
+                {"valid_trials": "valid.txt"},
+                r"give --train_list=list\.txt again and leave --valid_trials out to go on\.",
+            ),
+            (
+                {"trial_lists": ["a.txt", "b c.txt"]},
+                {},
+                r"give '--trial_lists=\[a\.txt, \"b c\.txt\"\]' again to go on\.",
+            ),
+        ],
+    )
+    def test_a_refusal_names_the_options_as_they_were(
+        self, prepared, tmp_path, monkeypatch, then, now, words
+    ):
+        """Those that a record leaves out where they have their default, too."""
+        monkeypatch.chdir(tmp_path)
+        write_list(
+            tmp_path / "list.txt",
+            "".join(f"id0000{s} id0000{s}/s00/00000.wav\n" for s in (0, 1)),
+        )
+        one, two, three = (
+            f"id0000{s}.wav" for s in ("4/s00/00000", "4/s00/00001", "3/s00/00000")
+        )
+        for name in ("a.txt", "b c.txt", "valid.txt"):
+            write_list(tmp_path / name, f"1 {one} {two}\n0 {one} {three}\n")
+        prepared(**then)
+        write_checkpoint(tmp_path / "save")
+        with pytest.raises(ValueError, match=words):
+            prepared(**now)
 
     @pytest.mark.parametrize("spelling", ["slash", "relative", "link", "moved"])
     def test_a_data_folder_by_another_path_is_the_same_data(
@@ -324,4 +385,5 @@ def test_what_is_checked_may_change_until_there_are_checkpoints(
     write_checkpoint(tmp_path / "save")
     dropped.append(prepared(**settings, check_audio=True).dropped)
     assert dropped == [0, 1, 0, 0]
-    assert "goes on with the files that it began with" in caplog.text
+    assert "check_audio has no effect: the lists of " in caplog.text
+    assert "To check files anew, give a new output_folder." in caplog.text
