@@ -13,6 +13,26 @@ goes on from its last checkpoint when the same command is given again.
 from __future__ import annotations
 
 import sys
+
+from speechbrain_rev.hparams import settings_help
+
+HELP = f"""{__doc__}
+{settings_help()}
+
+All settings: docs/yaml_reference.md
+Their values in a file: speechbrain-rev resolve FILE"""
+
+
+def asks_for_help(argv):
+    """Return whether a command line asks for the help, or names nothing."""
+    return not argv or bool({"-h", "--help"} & set(argv))
+
+
+if __name__ == "__main__" and asks_for_help(sys.argv[1:]):
+    # Before what takes seconds to import, and prints.
+    print(HELP)
+    sys.exit()
+
 import warnings
 from functools import partial
 from pathlib import Path
@@ -157,8 +177,8 @@ def compose_run(argv):
 def main(argv=None):
     """Run the command line."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if not argv or {"-h", "--help"} & set(argv):
-        print(__doc__)
+    if asks_for_help(argv):
+        print(HELP)
         return
     others = [a for a in argv if a not in DRY_RUN + SELF_TEST]
     dry = any(a in DRY_RUN for a in argv)

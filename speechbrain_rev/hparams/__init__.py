@@ -17,6 +17,7 @@ from speechbrain_rev.hparams.composition import (
     resolve,
     top_level_keys,
 )
+from speechbrain_rev.hparams.shipped import settings_help
 
 __all__ = [
     "Composition",
@@ -26,5 +27,6 @@ __all__ = [
     "placeholders",
     "plain_settings",
     "resolve",
+    "settings_help",
     "top_level_keys",
 ]

@@ -433,3 +433,25 @@ KNOBS = {
     ),
 }
 # fmt: on
+
+#: Those that the recipe's help lists, in the order of its pages.
+MOST_USED = (
+    "data_folder",
+    "noise_folder",
+    "rir_folder",
+    "output_folder",
+    "batch_size",
+    "number_of_epochs",
+    "mode",
+    "memory_budget",
+    "max_gradient_error",
+    "plan_file",
+    "precision",
+    "compile",
+    "streams",
+    "verify",
+    "ckpt_interval_steps",
+    "max_grad_norm",
+    "max_unread",
+    "logger",
+)

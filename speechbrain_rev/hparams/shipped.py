@@ -1,13 +1,22 @@
-"""The YAML files that come with the package, by their names."""
+"""The YAML files that come with the package: by their names, and what they say of settings."""
 
 from __future__ import annotations
 
+import re
+import textwrap
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from speechbrain_rev.hparams.document import nearest
+from speechbrain_rev.hparams.document import PLACEHOLDER, nearest
+from speechbrain_rev.hparams.knobs import KNOBS, MOST_USED
 
 # In a wheel they lie beside this module, in a checkout at its top.
 _FOLDERS = (Path(__file__).parent / "files", Path(__file__).parents[2] / "hparams")
+
+_RULE = re.compile(r"# -+ (.+)")
+_KEY = re.compile(r"(\w+):(?: (.*?))?(?:  # (.*))?")
+# Columns of the help.
+_NAMES, _WIDTH = 24, 79
 
 
 def shipped() -> dict[str, Path]:
@@ -129,3 +138,96 @@ def base_of(name: str, child: Path) -> Path:
             f"{child.name}, or one of {', '.join(files)}."
         )
     return files[name.removesuffix(".yaml")]
+
+
+@dataclass
+class Key:
+    """A top-level key of a file: its value as written, and its comments.
+
+    Attributes
+    ----------
+    name, value : str
+        As they are written.
+    words : list of str
+        The comments above it and behind it.
+    lines : list of str
+        Those of a value that is longer than its first one.
+    """
+
+    name: str
+    value: str
+    words: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+
+def sections(text: str) -> dict[str, list[Key]]:
+    r"""Read the keys of ``train.yaml`` with their comments, by section.
+
+    Parameters
+    ----------
+    text : str
+        The file's content.
+
+    Returns
+    -------
+    dict of str to list of Key
+        In the file's order.
+
+    Examples
+    --------
+    >>> by_section = sections("# ---- run\nseed: 1986  # of all\nmodules:\n    a: b\n")
+    >>> [(key.name, key.value, key.words, key.lines) for key in by_section["run"]]
+    [('seed', '1986', ['of all'], []), ('modules', '', [], ['    a: b'])]
+    """
+    by_section: dict[str, list[Key]] = {}
+    keys: list[Key] = []
+    said: list[str] = []
+    for line in text.splitlines():
+        if rule := _RULE.fullmatch(line):
+            keys, said = by_section.setdefault(rule[1], []), []
+        elif line.startswith("# "):
+            said.append(line.removeprefix("# "))
+        elif line.startswith(" "):
+            keys[-1].lines.append(line)
+        elif match := _KEY.fullmatch(line):
+            words = [" ".join(part) for part in (said, [match[3] or ""]) if any(part)]
+            keys.append(Key(match[1], match[2] or "", words))
+            said = []
+        elif not line:
+            # A comment above an empty line belongs to a section, not to a key.
+            said = []
+    return {name: keys for name, keys in by_section.items() if keys}
+
+
+def settings_help() -> str:
+    """List the most used settings: what each does, and what it is if it is left out.
+
+    Returns
+    -------
+    str
+        Lines of at most 79 characters.
+
+    Examples
+    --------
+    >>> for line in settings_help().splitlines()[:2]:
+    ...     print(line)
+    settings that are used most:
+      --data_folder         folders of audio (VoxCeleb, LibriSpeech, VCTK, CN-
+    """
+    text = shipped()["train"].read_text(encoding="utf-8")
+    keys = {key.name: key for section in sections(text).values() for key in section}
+    lines = ["settings that are used most:"]
+    for name in MOST_USED:
+        knob, value = KNOBS[name], keys[name].value
+        facts = [knob.takes()] if knob.one_of else []
+        facts += ["required" if value == PLACEHOLDER else f"default: {value}"]
+        said = " ".join(keys[name].words).rstrip(".")
+        if said[1].islower():
+            said = said[0].lower() + said[1:]
+        lines += textwrap.wrap(
+            f"{said} ({'; '.join(facts)})",
+            _WIDTH,
+            initial_indent=f"  --{name}".ljust(_NAMES),
+            subsequent_indent=" " * _NAMES,
+        )
+    return "\n".join(lines)

@@ -2,8 +2,8 @@
 
 import re
 
-from speechbrain_rev.hparams import top_level_keys
-from speechbrain_rev.hparams.knobs import KNOBS
+from speechbrain_rev.hparams import settings_help, top_level_keys
+from speechbrain_rev.hparams.knobs import KNOBS, MOST_USED
 
 from .yaml_reference import PAGE, SOURCES, TRAIN, page, sections
 
@@ -23,6 +23,16 @@ def test_every_key_says_what_it_means():
     for keys in sections(TRAIN.read_text()).values():
         for key in keys:
             assert " ".join(key.words).strip(), key.name
+
+
+def test_the_help_lists_what_the_recipe_s_page_lists():
+    """Beside run options, which no file has."""
+    text = (PAGE.parents[1] / "recipes/VoxCeleb/README.md").read_text()
+    listed = text.partition("These settings matter most:")[2].partition("\n<details")[0]
+    named = re.findall(r"^\| `--(\w+)` \|", listed, re.MULTILINE)
+    data = ("data_folder", "noise_folder", "rir_folder")
+    assert set(MOST_USED) == {*data, *(name for name in named if name in KNOBS)}
+    assert all(f"\n  --{name} " in settings_help() for name in MOST_USED)
 
 
 def test_every_setting_has_a_source_that_is_named():

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from speechbrain_rev.architectures import ARCHITECTURES, TRAINING_DEFAULTS
 from speechbrain_rev.hparams.knobs import KNOBS
 from speechbrain_rev.hparams.rules import RULES
+from speechbrain_rev.hparams.shipped import Key, sections
 from speechbrain_rev.whole_files import write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,9 +38,6 @@ SOURCES = {
     "[what follows for the defaults](study.md#what-follows-for-the-defaults).",
     "ours": "our choice.",
 }
-
-_RULE = re.compile(r"# -+ (.+)")
-_KEY = re.compile(r"(\w+):(?: (.*?))?(?:  # (.*))?")
 
 _HEAD = """\
 # Every training setting
@@ -71,45 +68,6 @@ _SECTIONS = {
     "these. Names and values are those of its recipe, but for `prepare_noise_data` and "
     "`prepare_rir_data`, which download nothing here.",
 }
-
-
-@dataclass
-class Key:
-    """A top-level key of a file: its value as written, and its comments."""
-
-    name: str
-    value: str
-    words: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-
-
-def sections(text: str) -> dict[str, list[Key]]:
-    """Read the keys of ``train.yaml`` with their comments, by section.
-
-    Examples
-    --------
-    >>> by_section = sections("# ---- run\\nseed: 1986  # of all\\nmodules:\\n    a: b\\n")
-    >>> [(key.name, key.value, key.words, key.lines) for key in by_section["run"]]
-    [('seed', '1986', ['of all'], []), ('modules', '', [], ['    a: b'])]
-    """
-    by_section: dict[str, list[Key]] = {}
-    keys: list[Key] = []
-    said: list[str] = []
-    for line in text.splitlines():
-        if rule := _RULE.fullmatch(line):
-            keys, said = by_section.setdefault(rule[1], []), []
-        elif line.startswith("# "):
-            said.append(line.removeprefix("# "))
-        elif line.startswith(" "):
-            keys[-1].lines.append(line)
-        elif match := _KEY.fullmatch(line):
-            words = [" ".join(part) for part in (said, [match[3] or ""]) if any(part)]
-            keys.append(Key(match[1], match[2] or "", words))
-            said = []
-        elif not line:
-            # A comment above an empty line belongs to a section, not to a key.
-            said = []
-    return {name: keys for name, keys in by_section.items() if keys}
 
 
 def entry(key: Key) -> str:

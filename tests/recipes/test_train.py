@@ -1,5 +1,6 @@
 """Whole runs of train.py: what they leave, how they go on, and what is refused."""
 
+import subprocess
 import sys
 import types
 
@@ -235,9 +236,18 @@ def test_the_rate_is_that_of_the_utterances_of_an_optimizer_step(train, data, tm
     assert rates[1] == pytest.approx(2 * rates[0])
 
 
-def test_help_is_there_without_a_file(train, capsys):
+def test_help_is_there_without_a_file_and_before_anything_is_imported(train, capsys):
     train.main(["--help"])
-    assert "--dry_run" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    for option in ("--dry_run", "--batch_size", "--memory_budget", "--mode"):
+        assert option in printed
+    assert printed.splitlines()[-2:] == [
+        "All settings: docs/yaml_reference.md",
+        "Their values in a file: speechbrain-rev resolve FILE",
+    ]
+    command = [sys.executable, train.__file__, "--help"]
+    alone = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (alone.stdout, alone.stderr) == (printed, "")
 
 
 def test_streams_that_overflow_end_training_and_are_named(
