@@ -36,6 +36,21 @@ def process_rank() -> int:
     return torch.distributed.get_rank() if _several() else 0
 
 
+def process_count() -> int:
+    """Return how many processes torchrun started, 1 where it started none.
+
+    Returns
+    -------
+    int
+
+    Example
+    -------
+    >>> process_count()
+    1
+    """
+    return torch.distributed.get_world_size() if _several() else 1
+
+
 def gathered(value: Value) -> list[Value]:
     """Collect a value of each process, all of which must come here.
 
@@ -154,8 +169,7 @@ def shared_rows(
     >>> shared_rows(lambda rows: (2 * rows,), np.arange(3))
     (array([0, 2, 4]),)
     """
-    count = torch.distributed.get_world_size() if _several() else 1
-    share = np.array_split(rows, count)[process_rank()]
+    share = np.array_split(rows, process_count())[process_rank()]
     shares = gathered(compute(share) if len(share) else None)
     arrays = zip(*(one for one in shares if one is not None), strict=True)
     return tuple(np.concatenate(parts) for parts in arrays)

@@ -71,10 +71,11 @@ from speechbrain_rev.training import (
 )
 from speechbrain_rev.training.progress import beginning_log
 from speechbrain_rev.training.run_settings import (
+    RANDOM_STATE,
     already_finished,
+    changed_settings,
     finish,
     finished,
-    goes_on_otherwise,
     kept_in,
     mark_finished,
     owned,
@@ -144,7 +145,7 @@ def build_brain(hparams, run_opts, kind=None):
     keep = hparams["checkpointer"].add_recoverable
     random_state = GlobalRandomState()
     random_state.fold_rank()
-    keep("random_state", random_state)
+    keep(RANDOM_STATE, random_state)
     arithmetic = KeptArithmetic(hparams["modules"]["embedding_model"])
     keep(CHANNELS, arithmetic, optional_load=True)
     hparams["checkpointer"].add_state("compression", hparams["compression"])
@@ -232,9 +233,8 @@ def train(text, settings, run_opts, folder, dry):
     with beginning_log(settings["output_folder"]):
         # From here, since it keeps a copy of the file that calls it.
         sb.create_experiment_directory(settings["output_folder"])
-    otherwise = goes_on_otherwise(settings)
-    if otherwise:
-        run_on_main(print, args=[otherwise])
+    if changed := changed_settings(settings):
+        run_on_main(print, args=[changed])
     prepared = list_data(settings)
     run_on_main(write_hyperparams, args=[folder, text, settings, prepared])
     text = (folder / HYPERPARAMS).read_text(encoding="utf-8")

@@ -184,6 +184,29 @@ class GlobalRandomState:
             self.fold_rank()
 
 
+def processes_saved(path: str | Path) -> int:
+    """Count the processes whose states ``GlobalRandomState`` saved in a file.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file of a checkpoint.
+
+    Returns
+    -------
+    int
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "random_state.ckpt"
+    >>> GlobalRandomState()._save(path)
+    >>> processes_saved(path)
+    1
+    """
+    # A checkpoint of before there were several has no others.
+    return 1 + len(torch.load(path, weights_only=True).get("others", []))
+
+
 def _seed(bits: int, draws: torch.Generator) -> int:
     return int(torch.randint(2**63 - 1, (), generator=draws)) >> (63 - bits)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import warnings
@@ -15,7 +16,10 @@ from speechbrain.utils.distributed import if_main_process, run_on_main
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.data.listing import DataSettings
+from speechbrain_rev.data.seeding import processes_saved
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
+from speechbrain_rev.hparams.document import dump
 from speechbrain_rev.inference.model_folder import ASSUMED, ENCODER_SETTINGS
 from speechbrain_rev.inference.run_folder import (
     HYPERPARAMS,
@@ -27,10 +31,12 @@ from speechbrain_rev.inference.run_folder import (
 from speechbrain_rev.lobes.checkpointer import (
     WholeCheckpointer,
     average_of_last_epochs,
+    check_known,
     is_end_of_epoch,
     load_finished_run,
 )
 from speechbrain_rev.locks import LOCK, locked
+from speechbrain_rev.processes import process_count
 from speechbrain_rev.whole_files import (
     check_sum,
     clear_unfinished,
@@ -42,6 +48,8 @@ from speechbrain_rev.whole_files import (
 
 #: The encoder in checkpoints.
 ENCODER = "embedding_model"
+#: The random states of all processes, in checkpoints.
+RANDOM_STATE = "random_state"
 #: The run's weights, as checksums in save_folder name them.
 RESULT = f"../{WEIGHTS}"
 #: The number of each training speaker, in save_folder.
@@ -119,8 +127,8 @@ def already_finished(settings: Mapping[str, Any]) -> str:
     )
 
 
-def goes_on_otherwise(settings: Mapping[str, Any]) -> str:
-    """Return a sentence on a run that goes on with changed settings, empty for others.
+def changed_settings(settings: Mapping[str, Any]) -> str:
+    """Return a sentence on settings that differ from those of a run that has begun.
 
     Parameters
     ----------
@@ -130,28 +138,62 @@ def goes_on_otherwise(settings: Mapping[str, Any]) -> str:
     Returns
     -------
     str
-        Settings as ``already_finished`` lists them.
+        Settings as ``already_finished`` lists them, but for those of how files are
+        checked, and the number of processes; after another batch_size the options that
+        keep the learning rate. Empty where nothing differs or no run has begun.
     """
-    path = Path(settings["output_folder"], HYPERPARAMS)
-    if not _has_run(settings) or not path.is_file():
+    folder = Path(settings["output_folder"])
+    if not _has_run(settings) or not (folder / HYPERPARAMS).is_file():
         return ""
-    changes = _changes(settings)
+    # prepare names those that have no effect any more.
+    checks = DataSettings("").checks()
+    changes = _changes({n: v for n, v in settings.items() if n not in checks})
+    processes, now = _processes_of(settings["save_folder"]), process_count()
+    if processes not in (None, now):
+        changes.append(f"processes: was {processes}, is {now}")
     if not changes:
         return ""
-    follows = (
-        " The learning rate follows batch_size; to keep it, divide lr and final_lr by as "
-        "much."
-    )
     return (
-        f"The run in {settings['output_folder']} goes on with other settings than it began "
-        f"with: {'; '.join(changes)}.{follows * any(c.startswith('batch_size:') for c in changes)}"
+        f"Settings differ from those that the run in {folder} began with: "
+        f"{'; '.join(changes)}.{_rates_to_keep(settings)}"
     )
+
+
+def _rates_to_keep(settings: Mapping[str, Any]) -> str:
+    """Name the options by which another batch keeps the learning rates of the run."""
+    then = _recorded(settings)
+    if then.get("batch_size") in (None, settings["batch_size"]):
+        return ""
+    larger = then["batch_size"] / settings["batch_size"]
+    rates = {name: float(f"{larger * then[name]:.6g}") for name in ("lr", "final_lr")}
+    if all(math.isclose(settings[n], rate, rel_tol=1e-5) for n, rate in rates.items()):
+        return ""
+    options = " ".join(f"--{name}={dump(rate)}" for name, rate in rates.items())
+    return (
+        " The learning rate follows batch_size. To keep the learning rate, give "
+        f"{options}."
+    )
+
+
+def _processes_of(save_folder: str) -> int | None:
+    """Return how many processes wrote the newest checkpoint; None if there is none."""
+    newest = WholeCheckpointer(save_folder).find_checkpoint()
+    path = newest and newest.paramfiles.get(RANDOM_STATE)
+    if path is None:
+        return None
+    check_known(Path(path).parent, [Path(path).name])
+    return processes_saved(path)
+
+
+def _recorded(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the settings of the run in output_folder."""
+    path = Path(settings["output_folder"], HYPERPARAMS)
+    return plain_settings(path.read_text(encoding="utf-8"))
 
 
 def _changes(settings: Mapping[str, Any]) -> list[str]:
     """List settings with another value than the run in output_folder began with."""
-    output = str(settings["output_folder"])
-    then = plain_settings(Path(output, HYPERPARAMS).read_text(encoding="utf-8"))
+    output, then = str(settings["output_folder"]), _recorded(settings)
     return [
         f"{name}: was {then[name]}, is {value}"
         for name, value in settings.items()

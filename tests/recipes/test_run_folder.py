@@ -19,6 +19,7 @@ from speechbrain_rev.lobes.checkpointer import (
 )
 from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.optim.states import stored_moments
+from speechbrain_rev.training import run_settings
 from tests.recipes.conftest import in_process
 from tests.recipes.runs import (
     FEW_STEPS,
@@ -110,13 +111,45 @@ def test_what_debugging_persistently_leaves_has_its_settings(again, folder):
     assert "lr: 0.5" in (folder / "hyperparams.yaml").read_text()
 
 
-def test_a_run_that_goes_on_with_other_settings_lists_them(again):
+def test_settings_that_differ_from_those_of_a_run_are_listed(again, folder):
     printed = again(number_of_epochs=2, lr=0.5)
-    assert "goes on with other settings than it began with: " in printed
-    assert "number_of_epochs: was 1, is 2" in printed
-    assert "lr: was 0.1, is 0.5" in printed
-    assert "follows batch_size" not in printed
-    assert "goes on with other" not in again("--debug", number_of_epochs=2, lr=0.5)
+    began = f"Settings differ from those that the run in {folder} began with: "
+    assert f"{began}lr: was 0.1, is 0.5; number_of_epochs: was 1, is 2.\n" in printed
+    assert began not in again("--debug", number_of_epochs=2, lr=0.5)
+
+
+def test_checking_that_a_run_no_longer_does_is_no_changed_setting(again, caplog):
+    assert "check_audio" not in again(number_of_epochs=2, check_audio=True)
+    assert "check_audio has no effect" in caplog.text
+
+
+def test_other_processes_than_those_of_the_checkpoint_are_listed(again, monkeypatch):
+    monkeypatch.setattr(run_settings, "process_count", lambda: 2)
+    assert "; processes: was 1, is 2.\n" in again(number_of_epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "rates", "advice"),
+    [
+        (8, {}, "--lr=0.05 --final_lr=2.5e-05."),
+        (2, {}, "--lr=0.2 --final_lr=0.0001."),
+        (3, {"lr": 0.1}, "--lr=0.133333 --final_lr=6.66667e-05."),
+        (2, {"lr": 0.2, "final_lr": 1e-4}, None),
+    ],
+)
+def test_another_batch_names_the_rates_that_keep_the_learning_rate(
+    again, folder, batch_size, rates, advice
+):
+    words = "The learning rate follows batch_size. To keep the learning rate, give "
+    changed = {"number_of_epochs": 2, "batch_size": batch_size, **rates}
+    printed = again(**changed, steps_per_epoch=1)
+    assert (words in printed) == (advice is not None)
+    if advice is not None:
+        assert f"{words}{advice}\n" in printed
+        given = [word.strip("-.").split("=") for word in advice.split()]
+        kept = {name: float(rate) for name, rate in given}
+        for name, then in (("lr", 0.1), ("final_lr", 5e-5)):
+            assert kept[name] * batch_size == pytest.approx(then * 4, rel=1e-5)
 
 
 @pytest.mark.parametrize("lost", ["nothing", "checksums", "checkpoints"])

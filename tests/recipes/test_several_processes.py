@@ -261,6 +261,7 @@ def test_a_plan_and_joined_statistics_go_with_4_processes_and_on_with_2(data, tm
     done, output = main(2, processes=2)
     assert done, output
     assert "was made for sync_batchnorm 4 processes, and this is 2" in output
+    assert "processes: was 4, is 2." in output
     assert [line["epoch"] for line in log(tmp_path)] == [1, 2]
     assert all(value.isfinite().all() for value in weights(tmp_path).values())
 
