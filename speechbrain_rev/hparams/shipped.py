@@ -212,7 +212,7 @@ def settings_help() -> str:
     >>> for line in settings_help().splitlines()[:2]:
     ...     print(line)
     settings that are used most:
-      --data_folder         folders of audio (VoxCeleb, LibriSpeech, VCTK, CN-
+      --data_folder         folders of audio (VoxCeleb, LibriSpeech, VCTK,
     """
     text = shipped()["train"].read_text(encoding="utf-8")
     keys = {key.name: key for section in sections(text).values() for key in section}
@@ -229,5 +229,6 @@ def settings_help() -> str:
             _WIDTH,
             initial_indent=f"  --{name}".ljust(_NAMES),
             subsequent_indent=" " * _NAMES,
+            break_on_hyphens=False,
         )
     return "\n".join(lines)
