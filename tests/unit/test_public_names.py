@@ -26,7 +26,7 @@ PUBLIC = {
     },
     "hparams": {
         "Composition", "OptimizerWarning", "compose", "parse_arguments", "placeholders", "plain_settings",
-        "resolve", "top_level_keys",
+        "resolve", "settings_help", "top_level_keys",
     },
     "inference": {
         "Cohort", "EmbeddingArchive", "EmbeddingGraph", "EnrolledSpeaker",
