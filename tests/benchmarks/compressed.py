@@ -29,7 +29,16 @@ from .compressed_ways import (
     ratio_of,
     trained,
 )
-from .harness import CPU, Result, distance, interleaved_seconds, require, times
+from .harness import (
+    CPU,
+    HALF_TIMED,
+    Result,
+    distance,
+    has_half,
+    interleaved_seconds,
+    require,
+    times,
+)
 
 #: How many times fewer bytes a way is to hold, and to have alive at once.
 REQUIRED = {
@@ -118,6 +127,7 @@ def rows_of(network: Network, setting: Setting) -> list[dict[str, Any]]:
     steps = {
         case: lambda training=training: training.loss_of(timed).backward()
         for case, training in zip(cases, built, strict=True)
+        if has_half(CPU) or case.way.precision == "float32"
     }
     seconds = interleaved_seconds(steps, CPU, repeats=setting.repeats)
     del steps, built
@@ -145,7 +155,7 @@ def rows_of(network: Network, setting: Setting) -> list[dict[str, Any]]:
                 "peak lower": base.peak_bytes / step.peak_bytes,
                 "gradient error": error,
                 "inputs smaller": step.ratio,
-                **times(seconds[case], seconds[cases[0]]),
+                **times(seconds.get(case), seconds[cases[0]]),
             }
         )
         print(*rows[-1].values(), flush=True)
@@ -171,7 +181,7 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         "stored one; recipe's bounds: GradientBound(0.01) and DeviationBound(3e-2); every "
         "2nd block recomputed: the 1st, 3rd, ... of each stage, the others compressed; "
         "torch checkpoint: around each block; reversible encoders at first weights; time: median of "
-        f"{setting.repeats} interleaved forward and backward passes",
+        f"{setting.repeats} interleaved forward and backward passes; {HALF_TIMED}",
         rows,
         "every compressed tensor of a step of 2 utterances decoded: errors within bounds, "
         f"zeros and signs kept. {verdict(rows)}",

@@ -36,10 +36,12 @@ from .engine_gate import (
 )
 from .harness import (
     CPU,
+    HALF_TIMED,
     Piece,
     Result,
     Spread,
     anew,
+    has_half,
     interleaved_seconds,
     peak_bytes,
     require,
@@ -185,7 +187,8 @@ def rows_of(
     in_precision = PRECISIONS[precision]
     able = [way for way, wrong in verdicts.items() if not _fails(wrong)]
     seconds: dict[Way, Spread] = {}
-    if subject.depth in sizes.timed_depths or subject == ENCODER:
+    is_timed = subject.depth in sizes.timed_depths or subject == ENCODER
+    if is_timed and (has_half(device) or not in_precision.half):
         batch, frames = sizes.batch, sizes.frames
         if subject == ENCODER:
             batch, frames = sizes.encoder_batch, FRAMES
@@ -272,7 +275,7 @@ def run(device: torch.device, piece: Piece = anew) -> Result:
         f"{CHANNELS} channels in each half and 80 frequencies; time: median of "
         f"{sizes.repeats} interleaved steps of forward and backward pass at batch "
         f"{sizes.batch} and {sizes.frames} frames (encoder: batch {sizes.encoder_batch}, "
-        f"{FRAMES} frames); memory at {FRAMES} frames: {memory}; chunks of {CHUNK} "
+        f"{FRAMES} frames; {HALF_TIMED}); memory at {FRAMES} frames: {memory}; chunks of {CHUNK} "
         f"channels; peers: {versions()}, in torch's own layers, as torch checkpoint; "
         "in the encoder stem and transitions are checkpointed beside what is not ours, "
         "and peers are given float32",

@@ -83,7 +83,9 @@ class Result:
     def where(self) -> str:
         """On which machine it was measured, and when."""
         versions = self.environment
-        host = f"{versions['processor']}, {versions['threads']} thread(s)"
+        # Results of before there were instructions have none.
+        with_them = f" with {known}" if (known := versions.get("instructions")) else ""
+        host = f"{versions['processor']}{with_them}, {versions['threads']} thread(s)"
         return f"{versions.get('gpu', host)}, torch {versions['torch']}, {versions['date']}."
 
     def table(self) -> str:
@@ -162,7 +164,11 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Hardware and versions that a figure depends on."""
     import speechbrain_rev
 
-    hardware = {"processor": _processor(), "cores": os.cpu_count()}
+    hardware = {
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+    }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         hardware |= {
@@ -204,6 +210,17 @@ def interleaved_seconds(
         fifths = statistics.quantiles(times, n=5, method="inclusive")
         seconds[name] = Spread(statistics.median(times), fifths[0], fifths[3])
     return seconds
+
+
+#: What a benchmark says of times in half precision.
+HALF_TIMED = "bf16 is timed where the processor has AVX-512"
+
+
+def has_half(device: torch.device) -> bool:
+    """Whether a device computes bf16; a CPU without AVX-512 takes some 50 times as long."""
+    return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith(
+        "AVX512"
+    )
 
 
 def times(
