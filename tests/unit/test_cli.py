@@ -184,7 +184,7 @@ class TestCommand:
         parse = _parser().parse_args
         assert parse(["models", "--batch_size=7"]).batch == 7
         assert parse(["data", ".", "--picture=a.png"]).plot == "a.png"
-        given = parse(["embed", "m", "a.wav", "--bad-files=skip", "--channels=mean"])
+        given = parse(["embed", "m", "a.wav", "--bad-files=drop", "--channels=mean"])
         assert given == parse(
             ["embed", "m", "a.wav", "--bad_files=drop", "--channel=mix"]
         )

@@ -231,14 +231,20 @@ def test_a_process_that_was_ended_is_reported_with_what_to_do(monkeypatch):
 
 @pytest.mark.parametrize(("ended_by", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_ends_all_processes_that_plan_and_leaves_nothing(ended_by, status):
-    command = [sys.executable, "-m", "speechbrain_rev", "plan", "--card=6GB"]
-    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # Where SIGINT is ignored, as by workers of xdist, a new process would ignore it.
+    heeding = "import signal as s, sys; s.signal(s.SIGINT, s.default_int_handler); "
+    command = heeding + "from speechbrain_rev.cli import main; sys.exit(main())"
+    started = subprocess.Popen(
+        [sys.executable, "-c", command, "plan", "--card=6GB"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     # The line comes after some seconds, when there are processes.
     first = started.stderr.readline()
     assert first.startswith("planning:   0%|")
     assert "0/25 [00:0" in first
     started.send_signal(getattr(signal, ended_by))
-    _, errors = started.communicate(timeout=60)
+    _, errors = started.communicate()
     assert started.returncode == status
     words = "speechbrain-rev: interrupted." if status == 130 else ""
     assert errors.strip() == words

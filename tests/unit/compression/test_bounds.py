@@ -32,7 +32,7 @@ def test_nonsense_is_refused(rule, given, words):
 
 
 def test_what_is_no_rule_and_the_state_of_another_rule_are_refused():
-    with pytest.raises(ValueError, match="give one, such as"):
+    with pytest.raises(ValueError, match="give one of speechbrain_rev"):
         ActivationCompression(convolutions=1e-3)
     saved = Training()
     saved.steps()
