@@ -153,7 +153,7 @@ def test_the_demo_shows_memory_training_scores_and_pictures(demo, tmp_path, caps
         "stored  ",
         "checkpointed  ",
         "reconstructed  ",
-        "A step of 281 layers, reconstructed, ran here",
+        "A step of 377 layers, reconstructed, ran here",
         "baseline",
         "untrained",
         "one voice, two sessions",
