@@ -46,11 +46,16 @@ class NotedFormat(StreamFormat):
         return super().decode(value, dtype, out=out).clone()
 
     def add(
-        self, value: Tensor, f: Tensor, largest: Tensor | None, **options: Any
+        self,
+        value: Tensor,
+        residuals: list[Tensor],
+        largest: Tensor | None,
+        **options: Any,
     ) -> Tensor:
         """Note what is added and what results."""
-        _noted(f, largest, 0)
-        return _noted(super().add(value, f, largest, **options), largest, 1)
+        for f in residuals:
+            _noted(f, largest, 0)
+        return _noted(super().add(value, residuals, largest, **options), largest, 1)
 
 
 def _noted(x: Tensor, largest: Tensor | None, place: int) -> Tensor:
