@@ -198,6 +198,7 @@ WAYS = (
     *PEERS,
     STORE,
     our_way("ours, store, chunks", mode="store", **_CHUNKED),
+    our_way("ours, recompute", mode="recompute", streams="exact"),
     our_way("ours, recompute, chunks", mode="recompute", **_CHUNKED),
     our_way("ours, float", mode="reconstruct", streams="float"),
     our_way("ours, exact", mode="reconstruct", streams="exact"),
