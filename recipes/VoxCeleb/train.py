@@ -233,7 +233,7 @@ def train(text, settings, run_opts, folder, dry):
     with beginning_log(settings["output_folder"]):
         # From here, since it keeps a copy of the file that calls it.
         sb.create_experiment_directory(settings["output_folder"])
-    if changed := changed_settings(settings):
+    if changed := changed_settings(settings, run_opts.grad_accumulation_factor):
         run_on_main(print, args=[changed])
     prepared = list_data(settings)
     run_on_main(write_hyperparams, args=[folder, text, settings, prepared])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import yaml
 from speechbrain.utils.distributed import if_main_process, run_on_main
 
 from speechbrain_rev.architectures import architecture
@@ -37,6 +38,7 @@ from speechbrain_rev.lobes.checkpointer import (
 )
 from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.processes import process_count
+from speechbrain_rev.training.steps import ACCUMULATION
 from speechbrain_rev.whole_files import (
     check_sum,
     clear_unfinished,
@@ -50,6 +52,8 @@ from speechbrain_rev.whole_files import (
 ENCODER = "embedding_model"
 #: The random states of all processes, in checkpoints.
 RANDOM_STATE = "random_state"
+#: The Brain's own state, in checkpoints, as SpeechBrain names it.
+BRAIN = "brain"
 #: The run's weights, as checksums in save_folder name them.
 RESULT = f"../{WEIGHTS}"
 #: The number of each training speaker, in save_folder.
@@ -127,20 +131,23 @@ def already_finished(settings: Mapping[str, Any]) -> str:
     )
 
 
-def changed_settings(settings: Mapping[str, Any]) -> str:
+def changed_settings(settings: Mapping[str, Any], accumulated: int = 1) -> str:
     """Return a sentence on settings that differ from those of a run that has begun.
 
     Parameters
     ----------
     settings : mapping
         The run's plain settings.
+    accumulated : int
+        Its ``grad_accumulation_factor``.
 
     Returns
     -------
     str
         Settings as ``already_finished`` lists them, but for those of how files are
-        checked, and the number of processes; after another batch_size the options that
-        keep the learning rate. Empty where nothing differs or no run has begun.
+        checked, the number of processes, and ``accumulated``; after another batch of the
+        optimizer the options that keep the learning rate. Empty where nothing differs or
+        no run has begun.
     """
     folder = Path(settings["output_folder"])
     if not _has_run(settings) or not (folder / HYPERPARAMS).is_file():
@@ -148,41 +155,54 @@ def changed_settings(settings: Mapping[str, Any]) -> str:
     # prepare names those that have no effect any more.
     checks = DataSettings("").checks()
     changes = _changes({n: v for n, v in settings.items() if n not in checks})
-    processes, now = _processes_of(settings["save_folder"]), process_count()
-    if processes not in (None, now):
-        changes.append(f"processes: was {processes}, is {now}")
+    now = {"processes": process_count(), ACCUMULATION: accumulated}
+    then = now | _counts_of(settings["save_folder"])
+    changes += [
+        f"{name}: was {then[name]}, is {count}"
+        for name, count in now.items()
+        if then[name] != count
+    ]
     if not changes:
         return ""
+    rates = _rates_to_keep(settings, accumulated / then[ACCUMULATION])
     return (
         f"Settings differ from those that the run in {folder} began with: "
-        f"{'; '.join(changes)}.{_rates_to_keep(settings)}"
+        f"{'; '.join(changes)}.{rates}"
     )
 
 
-def _rates_to_keep(settings: Mapping[str, Any]) -> str:
+def _rates_to_keep(settings: Mapping[str, Any], accumulated: float) -> str:
     """Name the options by which another batch keeps the learning rates of the run."""
     then = _recorded(settings)
-    if then.get("batch_size") in (None, settings["batch_size"]):
+    before = then.get("batch_size", settings["batch_size"])
+    larger = before / (settings["batch_size"] * accumulated)
+    if larger == 1:
         return ""
-    larger = then["batch_size"] / settings["batch_size"]
     rates = {name: float(f"{larger * then[name]:.6g}") for name in ("lr", "final_lr")}
     if all(math.isclose(settings[n], rate, rel_tol=1e-5) for n, rate in rates.items()):
         return ""
     options = " ".join(f"--{name}={dump(rate)}" for name, rate in rates.items())
     return (
-        " The learning rate follows batch_size. To keep the learning rate, give "
-        f"{options}."
+        " The learning rate follows batch_size and grad_accumulation_factor. To keep the "
+        f"learning rate, give {options}."
     )
 
 
-def _processes_of(save_folder: str) -> int | None:
-    """Return how many processes wrote the newest checkpoint; None if there is none."""
+def _counts_of(save_folder: str) -> dict[str, int]:
+    """Read what the newest checkpoint knows of its processes and accumulated batches."""
     newest = WholeCheckpointer(save_folder).find_checkpoint()
-    path = newest and newest.paramfiles.get(RANDOM_STATE)
-    if path is None:
-        return None
-    check_known(Path(path).parent, [Path(path).name])
-    return processes_saved(path)
+    files = {} if newest is None else newest.paramfiles
+    names = [n for n in (RANDOM_STATE, BRAIN) if n in files]
+    if newest is not None:
+        check_known(newest.path, [Path(files[name]).name for name in names])
+    counts = {}
+    if RANDOM_STATE in names:
+        counts["processes"] = processes_saved(files[RANDOM_STATE])
+    if BRAIN in names:
+        state = yaml.safe_load(Path(files[BRAIN]).read_text(encoding="utf-8"))
+        # A checkpoint of an earlier version has none.
+        counts |= {n: state[n] for n in (ACCUMULATION,) if n in state}
+    return counts
 
 
 def _recorded(settings: Mapping[str, Any]) -> dict[str, Any]:

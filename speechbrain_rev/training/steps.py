@@ -33,6 +33,8 @@ from speechbrain_rev.whole_files import write_whole
 
 SKIPPED = "skipped.jsonl"
 UNREAD = "unread.jsonl"
+#: SpeechBrain's run option, which checkpoints keep.
+ACCUMULATION = "grad_accumulation_factor"
 #: Below, a loss scaler has halved so often that it is not the scale that overflows.
 LEAST_SCALE = 2.0**-10
 
@@ -346,8 +348,12 @@ class CheckedSteps(sb.Brain):
         super()._save(path)
         self.tally.read(self.modules.embedding_model)
         with open(path, "a", encoding="utf-8") as file:
-            size = self.train_sampler.batch_size
-            yaml.safe_dump({"tally": vars(self.tally), "batch_size": size}, file)
+            state = {
+                "tally": vars(self.tally),
+                "batch_size": self.train_sampler.batch_size,
+                ACCUMULATION: self.grad_accumulation_factor,
+            }
+            yaml.safe_dump(state, file)
 
     @mark_as_loader
     def _recover(self, path: str | Path, end_of_epoch: bool) -> None:

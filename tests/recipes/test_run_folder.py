@@ -140,7 +140,10 @@ def test_other_processes_than_those_of_the_checkpoint_are_listed(again, monkeypa
 def test_another_batch_names_the_rates_that_keep_the_learning_rate(
     again, folder, batch_size, rates, advice
 ):
-    words = "The learning rate follows batch_size. To keep the learning rate, give "
+    words = (
+        "The learning rate follows batch_size and grad_accumulation_factor. To keep the "
+        "learning rate, give "
+    )
     changed = {"number_of_epochs": 2, "batch_size": batch_size, **rates}
     printed = again(**changed, steps_per_epoch=1)
     assert (words in printed) == (advice is not None)
@@ -150,6 +153,20 @@ def test_another_batch_names_the_rates_that_keep_the_learning_rate(
         kept = {name: float(rate) for name, rate in given}
         for name, then in (("lr", 0.1), ("final_lr", 5e-5)):
             assert kept[name] * batch_size == pytest.approx(then * 4, rel=1e-5)
+
+
+def test_accumulated_batches_count_as_the_larger_batch_that_they_are(again, folder):
+    twice = "--grad_accumulation_factor=2"
+    rates = {"lr": 0.05, "final_lr": 2.5e-5}
+    words = "; grad_accumulation_factor: was 1, is 2. The learning rate follows"
+    printed = again(twice, number_of_epochs=2)
+    assert words in printed
+    assert "give --lr=0.05 --final_lr=2.5e-05.\n" in printed
+    printed = again(twice, number_of_epochs=3, **rates)
+    assert "accumulation" not in printed
+    printed = again(number_of_epochs=4, **rates)
+    assert "; grad_accumulation_factor: was 2, is 1. The learning rate" in printed
+    assert "give --lr=0.1 --final_lr=5.0e-05.\n" in printed
 
 
 @pytest.mark.parametrize("lost", ["nothing", "checksums", "checkpoints"])
