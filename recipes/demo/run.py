@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ import train
 
 from speechbrain_rev import plots, scoring
 from speechbrain_rev.architectures import architecture
+from speechbrain_rev.catalog import counted_peaks
 from speechbrain_rev.data import open_corpus, read_manifest
 from speechbrain_rev.inference import (
     FbankStatistics,
@@ -55,11 +57,9 @@ from speechbrain_rev.whole_files import read_rows
 REPOSITORY = Path(__file__).parents[2]
 #: Reversible encoders of one kind by their layers, on 200 frames (2 seconds) of 80 mel
 #: bands: published ones, and one that is deeper. A step of the one before it is measured.
-DEPTHS = {
-    89: architecture("df_revnet89").blocks,
-    377: architecture("df_revnet377").blocks,
-    1001: (3, 8, 152, 3),
-}
+PUBLISHED = {89: "df_revnet89", 377: "df_revnet377"}
+DEPTHS = {layers: architecture(name).blocks for layers, name in PUBLISHED.items()}
+DEPTHS[1001] = (3, 8, 152, 3)
 KIND, BATCH, FRAMES = "df_revnet377", 2, 200
 #: Ways to have the activations that the backward pass needs, and their names.
 MODES = {
@@ -132,7 +132,7 @@ def train_step(encoder: nn.Module, feats: Tensor) -> None:
 
 
 def show_memory(picture: Path, device: str, *, quick: bool) -> str:
-    """Measure a step in each mode, count deeper encoders; print, draw and sum up both."""
+    """Measure a step in each mode, count others; print, draw and sum up both."""
     *_, measured, deepest = list(DEPTHS)[:2] if quick else DEPTHS
     print(
         f"A step of {measured} layers, {BATCH} utterances of {FRAMES / 100:g} s, {device}:"
@@ -144,26 +144,27 @@ def show_memory(picture: Path, device: str, *, quick: bool) -> str:
         size = f"{peaks[mode] / MIB:7,.0f} MiB {seconds[mode]:6.2f} s"
         print(f"  {name:<14}{size}  {bar}", flush=True)
 
-    print("\nMiB for each utterance of the batch, counted at more and more layers:")
+    print("\nMiB for each utterance of the batch, at more and more layers:")
     print("  layers" + "".join(f"{name:>15}" for name in MODES.values()))
     depths: dict[str, dict[int, float]] = {mode: {} for mode in MODES}
-    for layers, blocks in DEPTHS.items():
-        if layers > deepest:
-            break
+    for layers in takewhile(lambda layers: layers <= deepest, DEPTHS):
         for mode, curve in depths.items():
-            curve[layers] = counted_bytes(mode, blocks)
+            curve[layers] = counted_bytes(mode, layers)
         row = (f"{curve[layers] / MIB:15,.1f}" for curve in depths.values())
         print(f"  {layers:6,}" + "".join(row), flush=True)
 
     encoder = build_encoder(KIND, blocks=DEPTHS[deepest], mode="reconstruct").to(device)
     begin = time.monotonic()
-    peak = live_bytes_peak(functools.partial(train_step, encoder, feats)) / MIB
+    peak = live_bytes_peak(functools.partial(train_step, encoder, feats[:1])) / MIB
     print(
-        f"\nA step of {deepest:,} layers, reconstructed, ran here: {peak:,.0f} MiB, ",
+        f"\nA step of {deepest:,} layers with one utterance, reconstructed, ran here: ",
         end="",
     )
     held = sum(p.nbytes for p in encoder.parameters()) / MIB
-    print(f"of which {held:,.0f} are gradients; {time.monotonic() - begin:.1f} s")
+    print(
+        f"{peak:,.0f} MiB, of which {held:,.0f} are gradients; "
+        f"{time.monotonic() - begin:.1f} s"
+    )
     plots.memory_by_depth(
         {mode: (peaks[mode], seconds[mode]) for mode in MODES},
         depths,
@@ -171,7 +172,7 @@ def show_memory(picture: Path, device: str, *, quick: bool) -> str:
         title=f"A training step of {measured} layers, and memory against depth",
         source=f"df_revnets, batch {BATCH}, {FRAMES} frames, float32, {device}. Peak: live "
         "tensors of forward and backward pass, gradients included. recompute: each block "
-        "checkpointed. MiB per utterance: what one adds to a batch, counted without data.",
+        "checkpointed. MiB per utterance: what one adds to a large batch, counted.",
     )
     stored, flat = (peaks[mode] / MIB for mode in ("store", "reconstruct"))
     slower = seconds["reconstruct"] / seconds["store"]
@@ -204,16 +205,18 @@ def measured_steps(
     return peaks, {mode: statistics.median(times) for mode, times in taken.items()}
 
 
-def counted_bytes(mode: str, blocks: tuple[int, ...]) -> float:
-    """Count what one more utterance adds to the peak of a step, without data."""
+def counted_bytes(mode: str, layers: int) -> float:
+    """Return what one more utterance adds to the peak of a step; count it if need be."""
+    if layers in PUBLISHED:
+        return counted_peaks()[PUBLISHED[layers], mode, FRAMES].bytes_per_utterance
     with torch.device("meta"):
-        encoder = build_encoder(KIND, blocks=blocks, mode=mode)
-        batches = [torch.randn(n, FRAMES, encoder.n_mels) for n in (64, 128)]
+        encoder = build_encoder(KIND, blocks=DEPTHS[layers], mode=mode)
+        batches = [torch.randn(n, FRAMES, encoder.n_mels) for n in (128, 256)]
     few, more = (
         live_bytes_peak(functools.partial(train_step, encoder, feats))
         for feats in batches
     )
-    return (more - few) / 64
+    return (more - few) / 128
 
 
 def train_run(

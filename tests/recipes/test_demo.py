@@ -131,16 +131,29 @@ class TestCorpus:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    """Its folder and what it prints, in this process and with memory of less speech."""
-    output = tmp_path_factory.mktemp("demo")
+def run():
     # Another recipe has a module of this name, too.
     spec = importlib.util.spec_from_file_location("demo_run", DEMO / "run.py")
-    run, printed = importlib.util.module_from_spec(spec), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", sys.path.copy())
-        spec.loader.exec_module(run)
-        patch.setattr(run, "FRAMES", 40)
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_what_it_counts_is_what_models_lists(run, monkeypatch):
+    committed = {mode: run.counted_bytes(mode, 89) for mode in run.MODES}
+    monkeypatch.setattr(run, "PUBLISHED", {})
+    counted = {mode: run.counted_bytes(mode, 89) for mode in run.MODES}
+    assert counted == pytest.approx(committed, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def demo(run, tmp_path_factory):
+    """Its folder and what it prints, in this process."""
+    output, printed = tmp_path_factory.mktemp("demo"), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(run.train.sb, "create_experiment_directory", lambda folder: None)
         run.main(["--quick", "--device=cpu", "--output", str(output)])
     return output, printed.getvalue()
@@ -153,7 +166,7 @@ def test_the_demo_shows_memory_training_scores_and_pictures(demo, tmp_path, caps
         "stored  ",
         "checkpointed  ",
         "reconstructed  ",
-        "A step of 377 layers, reconstructed, ran here",
+        "A step of 377 layers with one utterance, reconstructed, ran here",
         "baseline",
         "untrained",
         "one voice, two sessions",
