@@ -49,8 +49,8 @@ _EER_KEY = "published.vox1_h_eer_percent"
 _GB_KEY = "published.gb_per_2_s_utterance"
 _BATCH_KEY = "published.largest_batch_on_11_gib"
 _CHANNELS = (
-    "channels: of a piece of a map that blocks work on at a time, at the first level; -: "
-    "all. The setting chunk is the bytes of such a piece."
+    "channels: how many blocks work on at a time in the first stage; -: all. The setting "
+    "chunk is the bytes of so many."
 )
 
 
@@ -147,14 +147,14 @@ def _yes_or_no(is_so: bool) -> str:
 
 
 def _first(channels: Sequence[int | None]) -> str:
-    """Write the channels of the first level, - for all."""
+    """Write the channels of the first stage, - for all."""
     first = channels[0] if channels else None
     return "-" if first is None else str(first)
 
 
 def _free(card_bytes: int) -> str:
     gib = reserve_of(card_bytes) / GIB
-    return f"{gib:.2f} GiB stay free for CUDA and fragmentation"
+    return f"{gib:.2f} GiB are reserved for CUDA and fragmentation"
 
 
 def _beside(training: Training) -> str:
@@ -215,7 +215,7 @@ class ModelsReport(Report):
             kinds["computed"] = (
                 f"Computed: what fits {card_text(training.card_bytes)} with "
                 f"{training.frames} frames, {_beside(training)}; "
-                f"{_free(training.card_bytes)}. fits: in the default mode. No GPU was tried."
+                f"{_free(training.card_bytes)}. fits: in the default mode. No such GPU was tried."
             )
         return kinds
 
@@ -437,8 +437,8 @@ def _pieces(encoder: PlannedEncoder) -> list[str]:
     if encoder.chunk_bytes is None:
         return ["blocks work on all channels at once (chunk null)"]
     return [
-        f"blocks work on pieces of {_first(encoder.channels)} channels at the first level "
-        f"(chunk {encoder.chunk_bytes}: bytes of a piece where a step holds most)"
+        f"blocks work on {_first(encoder.channels)} channels at a time in the first stage "
+        f"(chunk {encoder.chunk_bytes}: bytes of so many where a step holds most)"
     ]
 
 

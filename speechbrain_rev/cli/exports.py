@@ -52,12 +52,12 @@ def _add_export(add: Callable[..., argparse.ArgumentParser]) -> None:
     out_help = "folder to write, new or empty; or a file, MODEL.onnx or MODEL.pt2"
     output.add_argument("out", metavar="OUT", help=out_help)
     labels_help = (
-        "for a folder: the label_encoder.txt that numbers the training's speakers; default: "
+        "for a folder: the label_encoder.txt that numbers the training speakers; default: "
         "RUN_FOLDER/save/label_encoder.txt"
     )
     reads.add_argument("--labels", metavar="FILE", help=labels_help)
     speeds_help = (
-        "for a folder: how many classes the training made of each speaker, as speed "
+        "for a folder: how many classes each training speaker has, as speed "
         "perturbation does, the speaker as recorded first; default: as RUN_FOLDER's "
         "hyperparams.yaml has it, or 1 where there are as many classes as speakers"
     )

@@ -48,8 +48,8 @@ def _add_plan(add: Callable[..., argparse.ArgumentParser]) -> None:
         "plan what encoders keep on a GPU, so that they train as fast as fits",
         "For each encoder it prints the memory and time of a training step, the days that "
         "150 epochs of VoxCeleb2 take, the largest batch, and how many such GPUs make a "
-        "total batch of 256; for one encoder also what each block does. channels are those "
-        "of a piece of a map that blocks work on at a time; the setting chunk is its bytes. "
+        "total batch of 256; for one encoder also what each block does. channels are "
+        "those that blocks work on at a time; the setting chunk is their bytes. "
         "All 25 are predicted, within two minutes. Encoders that are named are counted, "
         "which takes a minute or two for a deep one that hardly fits. No GPU is needed.",
         [" --card=11GB", " resnet152 --card='RTX 3090' --batch=64 --save=plan.json"],

@@ -98,7 +98,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "The score is the cosine of the two embeddings, from -1 to 1, or AS-Norm's.",
         [
             " my_model a.wav b.flac",
-            " my_model a.wav b.flac --as_norm --threshold='vox1_o minDCF(0.01)'",
+            " my_model a.wav b.flac --as_norm --threshold='veri_test2 minDCF(0.01)'",
             " my_model c.wav --speaker=ann --speakers=speakers",
         ],
     )

@@ -200,7 +200,7 @@ class Infeasible(ValueError):
     remedy : str
         What to do about it.
     reserved_bytes : int
-        How many of the needed bytes stay free for CUDA and fragmentation.
+        How many of the needed bytes are reserved for CUDA and fragmentation.
 
     Examples
     --------
@@ -240,7 +240,7 @@ class Infeasible(ValueError):
         if reserved := self.reserved_bytes:
             with_reserve = (
                 f"{size_text(self.needed_bytes - reserved)} of tensors, and with the "
-                f"{size_text(reserved)} that stay free for CUDA and fragmentation at "
+                f"{size_text(reserved)} reserved for CUDA and fragmentation at "
             )
         return (
             f"Even the lightest plan peaks at {with_reserve}{size_text(self.needed_bytes)} "

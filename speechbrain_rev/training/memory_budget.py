@@ -88,7 +88,7 @@ class MemoryBudget:
 
     memory_budget : str or int or None
         What training may take: weights, gradients, optimizer states and the step, as
-        "11GB" (2**30 bytes each). On a GPU, 1 GiB and 8 % of it stay free. None changes
+        "11GB" (2**30 bytes each). On a GPU, 1 GiB and 8 % of it are reserved. None changes
         nothing.
     memory_blocks : list of str
         Names of submodules of ``modules``, or patterns of them, as

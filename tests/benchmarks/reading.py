@@ -135,7 +135,7 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         f"augmentation and features on {device}",
         rows,
         "packed chunks and those of tars have the bits of those of WAV and FLAC; those of "
-        "others are pieces of their files",
+        "others are parts of their files",
     )
 
 

@@ -93,8 +93,8 @@ CAPTIONS = {
     "normalisation": "Times: seconds over those of plain operations. Maps: peak memory, in "
     "sizes of the input.",
     "engine": "MiB: memory per 2 s utterance of a chain of 32 basic blocks, of 32 DF blocks, and of "
-    "revnet57.\nTimes: seconds of revnet57's step over those of plain torch layers, in float32 and "
-    "in bf16.",
+    "revnet57.\nTimes plain: seconds of revnet57's step over those of plain torch layers, in "
+    "float32 where bf16 is not named.",
     "launches": "Above: kernels that a step launches, and GB that it reads and writes beside "
     "convolutions and matrix products.\nBelow: operations, seconds on a CPU and modelled "
     "seconds. x: times those of plain torch layers.",

@@ -124,7 +124,7 @@ def test_json_has_what_was_asked_and_its_parts_make_the_need(reports):
     ("name", "words"),
     [
         ("models", ["Not reproduced here", "on meta tensors"]),
-        ("models of a GPU", ["No GPU was tried", "1.88 GiB stay free"]),
+        ("models of a GPU", ["No such GPU was tried", "1.88 GiB are reserved"]),
         ("models of long utterances", ["fits 24 GiB with 600 frames", "of 17982"]),
         ("plans", ["A GPU of 5 GiB was named; none was tried.", "no clock was read",
                    "an assumed RTX 2080 Ti, listed nearest to 5 GiB, 6.7 TFLOP/s, 373",
@@ -187,7 +187,7 @@ def test_channels_of_a_plan_are_those_of_the_first_level_and_not_the_chunk(tight
     _, heads, row, *_ = report.text().splitlines()
     assert "channels" in heads.split()
     assert f" {channels[0]} " in row
-    pieces = f"pieces of {channels[0]} channels at the first level (chunk {AUTO}: bytes"
+    pieces = f"{channels[0]} channels at a time in the first stage (chunk {AUTO}: bytes"
     assert pieces in " ".join(report.text().split())
 
 
