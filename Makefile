@@ -16,7 +16,7 @@ $(INSTALLED): setup.cfg pyproject.toml
 	touch $(INSTALLED)
 
 ## demo: the memory of deep encoders; then train, score and embed on synthetic voices, about
-## 4 to 5 minutes on 2 idle cores
+## 4 minutes on 2 idle cores
 demo: $(INSTALLED)
 	$(RUN) recipes/demo/run.py
 
