@@ -129,12 +129,12 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
     return Result(
         "reading",
         "How fast is speech read, on one core?",
-        f"Random chunks of {SAMPLES / RATE:.1f} s of {setting.seconds:.0f} s long 16-bit "
+        f"Random segments of {SAMPLES / RATE:.1f} s of {setting.seconds:.0f} s long 16-bit "
         f"files in the page cache, batches of {setting.batch}, no worker processes, one "
         "thread; rows below the input paths are the stages of a whole path, each alone, "
         f"augmentation and features on {device}",
         rows,
-        "packed chunks and those of tars have the bits of those of WAV and FLAC; those of "
+        "packed segments and those of tars have the bits of those of WAV and FLAC; those of "
         "others are parts of their files",
     )
 

@@ -325,7 +325,7 @@ def _setting(device: torch.device) -> str:
         time = (
             f"median of {CUDA_REPEATS} steps at batch {BATCH}, each way alone in memory; "
             f"days: {EPOCHS} epochs of {UTTERANCES:,} utterances of VoxCeleb2 dev, one "
-            "chunk of each, at one of three speeds, as in the recipe; encoder only, "
+            "segment of each, at one of three speeds, as in the recipe; encoder only, "
             "without loss, optimizer and reading"
         )
     else:
