@@ -25,7 +25,7 @@ demo: $(INSTALLED)
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal
 
-## test: the quick tests, about 12 minutes on 2 cores
+## test: the quick tests, about 13 minutes on 2 cores
 test: $(INSTALLED)
 	$(PYTEST) -m "not slow and not gpu"
 
