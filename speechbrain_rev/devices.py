@@ -6,6 +6,7 @@ Torch is imported where it is asked, so that what needs none may import this.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -51,11 +52,19 @@ class Gpu:
 #: GPUs that ``--card`` knows, by memory. The first of a size stands for that size, and the
 #: nearest one for a size that is not listed. A row is all that another GPU takes.
 GPUS = (
+    Gpu("RTX 2060", 6 * GIB, 336e9, 6.5e12),
+    Gpu("GTX 1060", 6 * GIB, 192e9, 4.4e12),
+    Gpu("RTX 3070", 8 * GIB, 448e9, 20.3e12),
+    Gpu("RTX 2080", 8 * GIB, 448e9, 10.1e12),
+    Gpu("RTX 4060", 8 * GIB, 272e9, 15.1e12),
+    Gpu("GTX 1080", 8 * GIB, 320e9, 8.9e12),
     Gpu("RTX 2080 Ti", 11 * GIB, 616e9, 13.4e12),
     Gpu("GTX 1080 Ti", 11 * GIB, 484e9, 11.3e12),
     Gpu("RTX 3060", 12 * GIB, 360e9, 12.7e12),
     Gpu("RTX 4070", 12 * GIB, 504e9, 29.1e12),
+    Gpu("RTX 5070", 12 * GIB, 672e9, 30.9e12),
     Gpu("RTX 4080", 16 * GIB, 717e9, 48.7e12),
+    Gpu("RTX 5080", 16 * GIB, 960e9, 56.3e12),
     Gpu("T4", 16 * GIB, 320e9, 8.1e12),
     Gpu("V100 16GB", 16 * GIB, 900e9, 15.7e12),
     Gpu("RTX 3090", 24 * GIB, 936e9, 35.6e12),
@@ -63,6 +72,7 @@ GPUS = (
     Gpu("A10", 24 * GIB, 600e9, 31.2e12),
     Gpu("L4", 24 * GIB, 300e9, 30.3e12),
     Gpu("V100 32GB", 32 * GIB, 900e9, 15.7e12),
+    Gpu("RTX 5090", 32 * GIB, 1792e9, 104.8e12),
     Gpu("A100 40GB", 40 * GIB, 1555e9, 19.5e12),
     Gpu("RTX A6000", 48 * GIB, 768e9, 38.7e12),
     Gpu("L40S", 48 * GIB, 864e9, 91.6e12),
@@ -180,6 +190,14 @@ def parse_card(text: str) -> Gpu:
         f"--card takes a GPU's memory as {EXAMPLES}, not {text}; or one of "
         f"{', '.join(names.values())}.{hint} For any other GPU give its memory."
     )
+
+
+def usable_cpus() -> int:
+    """Count the CPUs that this process may use."""
+    # Not every system limits a process to some of them.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def named_device(name: str, *, cpu: bool, advice: str) -> torch.device:
@@ -324,6 +342,9 @@ class GpuAtHand:
         """Take the listed GPU that it is, or else the nearest by its memory."""
         words = _words(self.name)
         alike = [gpu for gpu in GPUS if _words(gpu.name) <= words]
+        # An RTX 2080 Ti has the words of an RTX 2080, too.
+        most = max((len(_words(gpu.name)) for gpu in alike), default=0)
+        alike = [gpu for gpu in alike if len(_words(gpu.name)) == most]
         # Those of laptops have the name of a faster one.
         if "laptop" in words:
             alike = []

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from speechbrain_rev import __version__
+from speechbrain_rev.devices import usable_cpus
 from speechbrain_rev.sizes import GIB
 
 _PACKAGES = (
@@ -67,14 +68,6 @@ def _processor() -> str:
     # Names as clouds give them are those of several generations.
     kind = [f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields]
     return f"{name} ({', '.join(kind)})" if kind else name
-
-
-def usable_cpus() -> int:
-    """Count the processors that this process may use."""
-    # Not every system limits a process to some of them.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _cpus() -> str:

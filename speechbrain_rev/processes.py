@@ -1,4 +1,4 @@
-"""Processes that torchrun started: their number, and what they exchange."""
+"""Processes that torchrun started: their number, what they exchange, and how one ends."""
 
 from __future__ import annotations
 
@@ -19,6 +19,30 @@ Value = TypeVar("Value")
 
 #: How long one process may wait for another. One that dies is noticed at once.
 _PATIENCE = timedelta(days=1)
+
+
+@contextmanager
+def interrupted_while(words: str) -> Iterator[None]:
+    """Pass Ctrl-C on with what it ended and how to go on, as commands print it.
+
+    Parameters
+    ----------
+    words : str
+        They follow "interrupted". An inner place that names itself keeps its own.
+
+    Examples
+    --------
+    >>> with interrupted_while("in the count. The same command counts anew."):
+    ...     raise KeyboardInterrupt
+    Traceback (most recent call last):
+    KeyboardInterrupt: in the count. The same command counts anew.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if interrupt.args:
+            raise
+        raise KeyboardInterrupt(words) from interrupt
 
 
 def process_rank() -> int:

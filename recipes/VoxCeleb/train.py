@@ -47,7 +47,11 @@ from speechbrain_rev.catalog.columns import terminal_width
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.data import GlobalRandomState
 from speechbrain_rev.data.augmentation import check_noise
-from speechbrain_rev.data.dataset import train_loader, valid_loader
+from speechbrain_rev.data.dataset import (
+    too_many_workers,
+    train_loader,
+    valid_loader,
+)
 from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.preparation import (
     VALID_TRIALS,
@@ -69,7 +73,7 @@ from speechbrain_rev.training import (
     give_modes,
     run_self_test,
 )
-from speechbrain_rev.training.progress import beginning_log
+from speechbrain_rev.training.progress import beginning_log, keep_routine_off_terminal
 from speechbrain_rev.training.run_settings import (
     RANDOM_STATE,
     already_finished,
@@ -181,6 +185,7 @@ def main(argv=None):
     if asks_for_help(argv):
         print(HELP)
         return
+    keep_routine_off_terminal()
     others = [a for a in argv if a not in DRY_RUN + SELF_TEST]
     dry = any(a in DRY_RUN for a in argv)
     if any(a in SELF_TEST for a in argv):
@@ -240,6 +245,10 @@ def train(text, settings, run_opts, folder, dry):
     text = (folder / HYPERPARAMS).read_text(encoding="utf-8")
     hparams = load_hyperpyyaml(text)
     run_on_main(print, args=[hparams["wav_augment"].in_words()])
+    if crowded := too_many_workers(hparams["num_workers"]):
+        run_on_main(print, args=[crowded])
+        # It has the words of torch for it, twice.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
     brain = build_brain(hparams, run_opts)
     train_set = train_loader(hparams)
     brain.train_sampler = train_set.batch_sampler

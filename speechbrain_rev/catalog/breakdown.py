@@ -37,9 +37,9 @@ from speechbrain_rev.planner.memory import (
     make_gradients,
     storage_bytes,
 )
-from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.planner.trace import Trace, trace_bytes
 from speechbrain_rev.sizes import reserve_of
+from speechbrain_rev.speed import Speed
 
 LARGEST_FRAMES = 100_000  # of an utterance: a thousand seconds
 

@@ -36,7 +36,6 @@ from speechbrain_rev.catalog.steps import (
     budget_bytes_of,
     encoder_step,
     head_modules,
-    speed_for,
 )
 from speechbrain_rev.catalog.table import (
     BASELINE,
@@ -47,6 +46,7 @@ from speechbrain_rev.catalog.table import (
     mode_counts,
     modes_by_stage,
     select,
+    speed_for,
     training_days,
 )
 from speechbrain_rev.devices import device_name, free_and_held_bytes, timed_device
@@ -59,9 +59,10 @@ from speechbrain_rev.planner.memory import make_gradients, unless_memory_runs_ou
 from speechbrain_rev.planner.plan import SHARES, choose, plan_within, refusal, shares
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
 from speechbrain_rev.planner.step import Channels
-from speechbrain_rev.planner.timing import Speed, seconds_of
+from speechbrain_rev.planner.timing import seconds_of
 from speechbrain_rev.processes import ended_by_signal
 from speechbrain_rev.sizes import card_text, size_text
+from speechbrain_rev.speed import Speed
 from speechbrain_rev.whole_files import check_regular
 
 #: What a plan that was made for a GPU by its size has beside its device.
@@ -606,9 +607,7 @@ def optimizer_seconds(
     0.4
     """
     if device is None:
-        # Weights and gradients are read, weights written, states both.
-        sizes = training.fixed_bytes(row, 1)
-        moved = 3 * sizes["weights"] + 2 * sizes["optimizer_states"]
+        moved = training.optimizer_moved_bytes(row)
         return moved / speed_for(training, speed).bytes_per_second
     with torch.device(device):
         encoder = build_encoder(row.name, widths=row.widths, blocks=row.blocks)

@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 _EER_KEY = "published.vox1_h_eer_percent"
 _GB_KEY = "published.gb_per_2_s_utterance"
 _BATCH_KEY = "published.largest_batch_on_11_gib"
+_DAYS = (
+    f"days: {EPOCHS} epochs of the {UTTERANCES:,} utterances of VoxCeleb2 dev (DF encoders "
+    "train 165: a tenth more)"
+)
 _CHANNELS = (
     "channels: how many blocks work on at a time in the first stage; -: all. The setting "
     "chunk is the bytes of so many."
@@ -217,6 +221,11 @@ class ModelsReport(Report):
                 f"{training.frames} frames, {_beside(training)}; "
                 f"{_free(training.card_bytes)}. fits: in the default mode. No such GPU was tried."
             )
+            kinds["estimated"] = (
+                f"Estimated: from counts of operations for {self.models[0].known_speed}. "
+                f"{_DAYS}, in the fastest mode of all blocks that fits. A plan mixes modes, and "
+                "takes less: speechbrain-rev plan."
+            )
         return kinds
 
     def _tables(self) -> Sequence[Table[ListedEncoder]]:
@@ -244,8 +253,18 @@ class ModelsReport(Report):
         if training.card_bytes is not None:
             importances = {training.frames: 5}
             title = f"largest batch on {card_text(training.card_bytes)}"
-            columns.append(
-                Column(f"batch {training.batch}", "fits", _fits, "fits", _yes_or_no)
+            batch = f"batch {training.batch}"
+            columns += [
+                Column(batch, "fits", _fits, "fits", _yes_or_no),
+                Column(
+                    batch, "days", "least_days", "estimated.training_days", ".1f", 8
+                ),
+            ]
+            columns += _for_modes(
+                "",
+                lambda mode, model: model.days(mode),
+                "estimated.training_days_by_mode.{mode}",
+                shown=False,
             )
             columns += _for_modes(
                 title,
@@ -271,9 +290,11 @@ class ModelsReport(Report):
         return [Table(columns, self.models)]
 
     def _document(self) -> dict[str, Any]:
-        training = self.models[0].training
+        first, training = self.models[0], self.models[0].training
+        has_gpu = training.card_bytes is not None
         return {
             "counted_with": counted_with(),
+            "speed": json.loads(first.known_speed.to_json()) if has_gpu else None,
             "training": {"batch": training.batch, **_plain_training(training)},
             "encoders": self._tables()[0].plain(),
         }
@@ -350,9 +371,7 @@ class PlansReport(Report):
             "how": "GiB counted: the encoder ran with its plan on meta tensors; predicted: "
             f"a shallow one of its kind did (torch {encoder.profile.about['torch']}).",
             "time": f"Estimated: from counts of operations for {encoder.speed}. / stored, "
-            f"/ {BASELINE}: over the time all stored, over {BASELINE}'s. days: {EPOCHS} epochs "
-            f"of the {UTTERANCES:,} utterances of VoxCeleb2 dev (DF encoders train 165: a "
-            "tenth more).",
+            f"/ {BASELINE}: over the time all stored, over {BASELINE}'s. {_DAYS}.",
             "batch": "Computed: batch: one that fits for certain, planned or in one mode. "
             f"GPUs: how many make a batch of {TOTAL_BATCH}; if stored: the same if every block "
             f"stores (torch {versions['torch']}, {versions['date']}).",

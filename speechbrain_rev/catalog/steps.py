@@ -28,13 +28,11 @@ from speechbrain_rev.catalog.table import (
     Training,
     other_encoder,
     shorter_frames,
+    speed_for,
 )
 from speechbrain_rev.devices import (
-    GPUS,
-    Gpu,
     described,
     device_name,
-    nearest_gpu,
     random_devices,
 )
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
@@ -55,16 +53,15 @@ from speechbrain_rev.planner.step import (
     Loss,
 )
 from speechbrain_rev.planner.timing import (
-    ASSUMED,
-    Speed,
     copied_bytes_per_second,
     fitted_speed,
     measured_seconds,
     uniform_modes,
 )
-from speechbrain_rev.planner.trace import Work, trace_bytes
+from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible.compiled import backend_of, compile_pieces
 from speechbrain_rev.sizes import EXAMPLES, parse_size
+from speechbrain_rev.speed import Speed, Work
 
 #: Bytes of a chunk that are tried where none is fixed: the larger, the faster.
 CHUNKS = (None, 2 * AUTO, AUTO)
@@ -173,44 +170,6 @@ def encoder_step(
         is_trusted=True,
         alternatives=functools.partial(_other_rows, row, training),
     )
-
-
-def assumed_speed(gpu: Gpu) -> Speed:
-    """Assume a GPU's speed: shares of its peak figures as ``ASSUMED`` has of an 11 GB GPU's.
-
-    Parameters
-    ----------
-    gpu : Gpu
-        As ``parse_card`` gives it.
-
-    Returns
-    -------
-    Speed
-        About half of the peak figures in float32; it names the GPU.
-
-    Examples
-    --------
-    >>> from speechbrain_rev.devices import parse_card
-    >>> print(assumed_speed(parse_card("11GB")).rates)
-    6.7 TFLOP/s, 373 GiB/s, 100,000 operations/s
-    """
-    base = GPUS[0]
-    flops = gpu.flops_per_second / base.flops_per_second
-    moved = gpu.bytes_per_second / base.bytes_per_second
-    return replace(
-        ASSUMED,
-        flops_per_second=flops * ASSUMED.flops_per_second,
-        bytes_per_second=moved * ASSUMED.bytes_per_second,
-        about={"device": f"an assumed {gpu}"},
-    )
-
-
-def speed_for(training: Training, speed: Speed | None = None) -> Speed:
-    """Give a speed that is known, or assume that of the GPU nearest to a training run's."""
-    if speed is not None:
-        return speed
-    size = training.card_bytes
-    return ASSUMED if size is None else assumed_speed(nearest_gpu(size))
 
 
 def _square(y: Tensor) -> Tensor:

@@ -24,8 +24,10 @@ from speechbrain_rev.architectures import (
     Architecture,
     architecture,
 )
+from speechbrain_rev.devices import nearest_gpu
 from speechbrain_rev.modes import LOSSLESS, WITHOUT_INVERSE, Mode
 from speechbrain_rev.sizes import GIB, largest_within, reserve_of
+from speechbrain_rev.speed import ASSUMED, Speed, Work, assumed_speed
 
 PAPER = (
     "Memory-Efficient Training for Deep Speaker Embedding Learning in Speaker "
@@ -286,6 +288,61 @@ def counted_peaks() -> dict[tuple[str, str, int], Peak]:
     }
 
 
+@dataclass(frozen=True)
+class StepWork:
+    """What a training step does, as a function of the batch.
+
+    Attributes
+    ----------
+    flops_per_utterance : int
+        Of convolutions and matrix products.
+    moved_bytes_per_utterance, moved_bytes : int
+        Read and written: for an utterance, and for weights and gradients of any batch.
+    operations : int
+        How many there are, whatever the batch.
+
+    Examples
+    --------
+    >>> StepWork(1000, 100, 50, 8)(4)
+    Work(flops=4000, moved_bytes=450, operations=8, host_bytes=0)
+    """
+
+    flops_per_utterance: int
+    moved_bytes_per_utterance: int
+    moved_bytes: int
+    operations: int
+
+    def __call__(self, batch: int) -> Work:
+        """Give what a step of so many utterances does."""
+        return Work(
+            batch * self.flops_per_utterance,
+            self.moved_bytes + batch * self.moved_bytes_per_utterance,
+            self.operations,
+        )
+
+
+@functools.cache
+def counted_work() -> dict[tuple[str, str, int], StepWork]:
+    """Read the committed counts of operations.
+
+    Returns
+    -------
+    dict of (encoder, mode, frames) to StepWork
+        Of the same steps as :func:`counted_peaks`. Below 32 utterances a step may do
+        slightly less.
+
+    Examples
+    --------
+    >>> stored, again = (counted_work()["revnet57", m, 200] for m in ("store", "recompute"))
+    >>> again.flops_per_utterance > 1.2 * stored.flops_per_utterance
+    True
+    """
+    return {
+        (row["encoder"], row["mode"], row["frames"]): StepWork(**row["work"])
+        for row in _document()["rows"]
+    }
+
+
 def counted_with() -> dict[str, str]:
     """Give the date and the torch of the committed counts.
 
@@ -428,6 +485,22 @@ class Training:
         """
         return self.available_bytes - sum(self.fixed_bytes(row, self.batch).values())
 
+    def optimizer_moved_bytes(self, row: Architecture) -> int:
+        """Bytes that a step of the optimizer reads and writes, whatever the batch.
+
+        Parameters
+        ----------
+        row : Architecture
+            The encoder; its family has the optimizer.
+
+        Returns
+        -------
+        int
+            Weights and gradients are read, weights written, states both.
+        """
+        sizes = self.fixed_bytes(row, 1)
+        return 3 * sizes["weights"] + 2 * sizes["optimizer_states"]
+
     def needed_bytes(
         self, row: Architecture, mode: str, batch: int
     ) -> dict[str, int] | None:
@@ -481,6 +554,14 @@ class Training:
         """Whether the batch asked about is known to fit, in any mode of all blocks."""
         batches = [self.largest_batch(row, mode) for mode in MODES]
         return max(batch or 0 for batch in batches) >= self.batch
+
+
+def speed_for(training: Training, speed: Speed | None = None) -> Speed:
+    """Give a speed that is known, or assume that of the GPU nearest to a training run's."""
+    if speed is not None:
+        return speed
+    size = training.card_bytes
+    return ASSUMED if size is None else assumed_speed(nearest_gpu(size))
 
 
 def shorter_frames(training: Training, row: Architecture) -> int | None:
@@ -551,10 +632,19 @@ class ListedEncoder:
         The encoder, with what was published about it.
     training : Training
         Batch, length and GPU that are asked about.
+    speed : Speed or None
+        Of the GPU, for estimates of time; None for that of the listed GPU whose memory is
+        nearest.
     """
 
     row: Architecture
     training: Training
+    speed: Speed | None = None
+
+    @property
+    def known_speed(self) -> Speed:
+        """That speed, or the assumed one."""
+        return speed_for(self.training, self.speed)
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -591,6 +681,27 @@ class ListedEncoder:
         largest = self.largest_batch(mode)
         return None if largest is None else largest >= self.training.batch
 
+    def days(self, mode: str) -> float | None:
+        """Days of training in a mode, estimated; None if the batch does not fit so.
+
+        They are those of :func:`training_days`, encoder and optimizer alone.
+        """
+        if self.training.card_bytes is None or not self.fits(mode):
+            return None
+        step = counted_work()[self.row.name, mode, self.training.frames]
+        batch, moved = (
+            self.training.batch,
+            self.training.optimizer_moved_bytes(self.row),
+        )
+        seconds = self.known_speed.seconds(step(batch) + Work(0, moved, 0))
+        return training_days(batch / seconds)
+
+    @property
+    def least_days(self) -> float | None:
+        """Days of training in the fastest mode that fits; None if none does."""
+        days = [self.days(mode) for mode in self.modes]
+        return min((each for each in days if each is not None), default=None)
+
 
 def _per_utterance(mode: str) -> Callable[[ListedEncoder], float | None]:
     return lambda model: model.bytes_per_utterance(mode, model.training.frames)
@@ -606,7 +717,11 @@ SORT_KEYS: dict[str, Callable[[ListedEncoder], float | None]] = {
     **{mode: _per_utterance(mode) for mode in MODES},
     "memory": lambda model: _per_utterance(model.row.default_mode)(model),
     "batch": lambda model: model.largest_batch(model.row.default_mode),
+    "days": lambda model: model.least_days,
 }
+
+# What sorts by what a GPU decides.
+_OF_A_GPU = ("batch", "days")
 
 
 def select(
@@ -618,6 +733,7 @@ def select(
     fitting: bool = False,
     sort: str | None = None,
     reverse: bool = False,
+    speed: Speed | None = None,
 ) -> list[ListedEncoder]:
     """Choose encoders and put them in order.
 
@@ -634,6 +750,8 @@ def select(
     reverse : bool
         Largest first, or the order of the tables from its end. Encoders without a
         figure come last either way.
+    speed : Speed or None
+        Of the GPU, see :class:`ListedEncoder`.
 
     Returns
     -------
@@ -656,12 +774,12 @@ def select(
     check_names("--family", families, [row.family for row in ARCHITECTURES.values()])
     check_names("--type", types, [row.type for row in ARCHITECTURES.values()])
     check_names("--sort", [] if sort is None else [sort], SORT_KEYS)
-    if training.card_bytes is None and (fitting or sort == "batch"):
-        option = "--fits" if fitting else "--sort=batch"
+    if training.card_bytes is None and (fitting or sort in _OF_A_GPU):
+        option = "--fits" if fitting else f"--sort={sort}"
         raise ValueError(f"{option} needs a GPU: add, for instance, --card=11GB.")
     rows = [architecture(n) for n in names] if names else ARCHITECTURES.values()
     models = [
-        ListedEncoder(row, training)
+        ListedEncoder(row, training, speed)
         for row in dict.fromkeys(rows)
         if (not families or row.family in families) and (not types or row.type in types)
     ]

@@ -19,8 +19,9 @@ from speechbrain_rev.whole_files import is_of_disk
 
 # What to do where memory ran out; commands that run tensors name their own options.
 _LESS_MEMORY = "End what else uses it, and try again."
-# As shells have it of Ctrl-C.
+# As shells have it of Ctrl-C, and of who writes where nobody reads.
 _INTERRUPTED = 130
+_CLOSED = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,11 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed.run(parsed)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the output (head, less) has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print("\nspeechbrain-rev: interrupted.", file=sys.stderr)
-        return _INTERRUPTED
+        _end_output()
+    except KeyboardInterrupt as interrupt:
+        return _interrupted("speechbrain-rev", interrupt)
     except (ValueError, OSError, ImportError) as error:
         return _failed(_words(error))
     except (MemoryError, RuntimeError) as error:
@@ -90,11 +89,24 @@ def _failed(words: str) -> int:
     return 2
 
 
+def _end_output() -> None:
+    """Write nothing more: whoever read the output (head, less) has seen enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _interrupted(name: str, interrupt: KeyboardInterrupt) -> int:
+    """Print where Ctrl-C came, as long work passes it on; give the exit status."""
+    where = f" {interrupt}" if interrupt.args else "."
+    print(f"\n{name}: interrupted{where}", file=sys.stderr)
+    return _INTERRUPTED
+
+
 def run_script(script: Callable[[], object]) -> None:
     """Run a recipe; an error of the user ends it with one line instead of a traceback.
 
     Errors that come from elsewhere than this package and the recipe keep theirs, but for a
-    disk that is full. Ctrl-C ends it with one line, too, and status 130.
+    disk that is full. Ctrl-C ends it with one line, too, and status 130; a reader of its
+    output that is gone with status 141.
 
     Parameters
     ----------
@@ -105,11 +117,15 @@ def run_script(script: Callable[[], object]) -> None:
     own = (Path(__file__).parents[1], Path(sys.argv[0]).resolve().parent)
     try:
         script()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # A run that trains ends so, too.
+        _end_output()
+        name = Path(sys.argv[0]).name
+        print(f"{name}: ended, for its output was closed.", file=sys.stderr)
+        sys.exit(_CLOSED)
     except KeyboardInterrupt as interrupt:
-        # A training run passes on where it stands.
-        where = f" {interrupt}" if interrupt.args else "."
-        print(f"\n{Path(sys.argv[0]).name}: interrupted{where}", file=sys.stderr)
-        sys.exit(_INTERRUPTED)
+        sys.exit(_interrupted(Path(sys.argv[0]).name, interrupt))
     except (ValueError, OSError, ImportError, MemoryError) as error:
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
         ours = any(raised_in.resolve().is_relative_to(folder) for folder in own)

@@ -65,6 +65,7 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     computes.add_argument("--card", metavar="SIZE", help=CARD_HELP)
     add_batch(computes, 128)
     add_frames(computes)
+    add_speed(computes, "for days of training: ")
     computes.add_argument(
         "--fits", action="store_true", help="only encoders whose batch fits the GPU"
     )
@@ -72,7 +73,7 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--sort",
         metavar="COLUMN",
         help="layers, parameters, vox1-o, vox1-e, vox1-h, store, recompute, "
-        "reconstruct, memory (in the default mode) or batch (the largest)",
+        "reconstruct, memory (in the default mode), batch (the largest) or days (the fewest)",
     )
     computes.add_argument("--reverse", action="store_true", help="largest first")
     add_output(command)
@@ -128,7 +129,13 @@ def _models(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.devices import parse_card
 
     check_plot(parsed.plot)
-    card_bytes = None if parsed.card is None else parse_card(parsed.card).memory_bytes
+    gpu = None if parsed.card is None else parse_card(parsed.card)
+    if gpu is None and parsed.speed is not None:
+        raise ValueError(
+            "--speed is for the days that a GPU takes: add, for instance, --card=11GB, or "
+            "leave it out."
+        )
+    card_bytes = None if gpu is None else gpu.memory_bytes
     chosen = catalog.select(
         catalog.Training(card_bytes, batch=parsed.batch, frames=parsed.frames),
         names=parsed.names,
@@ -137,6 +144,7 @@ def _models(parsed: argparse.Namespace) -> None:
         fitting=parsed.fits,
         sort=parsed.sort,
         reverse=parsed.reverse,
+        speed=None if gpu is None else speed_of(parsed, gpu),
     )
     report, what = catalog.ModelsReport(chosen), f"{len(chosen)} encoders"
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from speechbrain_rev.devices import usable_cpus
 from speechbrain_rev.whole_files import check_file, check_regular
 
 if TYPE_CHECKING:
     from speechbrain_rev.catalog.render import Report
     from speechbrain_rev.devices import Gpu
-    from speechbrain_rev.planner.timing import Speed
+    from speechbrain_rev.speed import Speed
 
 # Kinds of encoders are profiled side by side; there are about a dozen.
 _MOST_WORKERS = 4
@@ -29,7 +29,7 @@ CARD_HELP = (
 
 def workers_for(names: Sequence[str]) -> int:
     """Choose how many processes plan encoders: one for a few that are named."""
-    return 1 if names else min(os.cpu_count() or 1, _MOST_WORKERS)
+    return 1 if names else min(usable_cpus(), _MOST_WORKERS)
 
 
 def add_names(command: argparse._ActionsContainer) -> None:
@@ -110,8 +110,7 @@ def speed_of(parsed: argparse.Namespace, gpu: Gpu) -> Speed:
     OSError
         If it cannot be read.
     """
-    from speechbrain_rev.catalog.steps import assumed_speed
-    from speechbrain_rev.planner.timing import Speed
+    from speechbrain_rev.speed import Speed, assumed_speed
 
     if parsed.speed is None:
         return assumed_speed(gpu)

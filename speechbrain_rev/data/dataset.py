@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from speechbrain_rev.devices import usable_cpus
 from speechbrain_rev.scoring import Trials
 
 from .corpora import open_corpus
@@ -438,6 +439,34 @@ def valid_loader(hparams: Mapping[str, Any], trials: Trials) -> DataLoader[Any]:
         collate_fn=collate_whole,
         num_workers=hparams["num_workers"],
         generator=torch.Generator(),
+    )
+
+
+def too_many_workers(num_workers: int) -> str | None:
+    """Name in a sentence that more processes read speech than CPUs are there.
+
+    Parameters
+    ----------
+    num_workers : int
+        Of a loader.
+
+    Returns
+    -------
+    str or None
+        None where they are not more.
+
+    Examples
+    --------
+    >>> too_many_workers(9999)
+    'num_workers is 9999, more than the ... CPUs of this process: lower it if ...
+    >>> too_many_workers(0)
+    """
+    there = usable_cpus()
+    if num_workers <= there:
+        return None
+    return (
+        f"num_workers is {num_workers}, more than the {there} CPUs of this process: lower "
+        "it if steps wait for them."
     )
 
 

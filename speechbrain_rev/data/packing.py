@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.locks import LOCK, locked
+from speechbrain_rev.processes import interrupted_while
 from speechbrain_rev.whole_files import (
     clear_unfinished,
     naming,
@@ -383,6 +384,9 @@ def pack(
     problems: list[LeftOut] = []
     treated: Counter[str] = Counter()
     with (
+        interrupted_while(
+            f"in the packing of {source}. What is packed is kept; the same command goes on."
+        ),
         Packing(
             packed,
             source=str(source.resolve()),

@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 from speechbrain_rev.hparams.document import dump
 from speechbrain_rev.lists import read_lines, split_line
+from speechbrain_rev.processes import interrupted_while
 from speechbrain_rev.whole_files import (
     SUMS,
     check_sum,
@@ -229,9 +230,13 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
             return read_prepared(save_folder)
     save_folder.mkdir(parents=True, exist_ok=True)
     clear_unfinished(save_folder)
-    listing = list_speech(settings)
-    tqdm.write(listing.understood())
-    prepared = _write_lists(listing, settings, save_folder, save_folder / BAD_FILES)
+    with interrupted_while(
+        f"in the listing of {settings.data_folder}, before any training. The same "
+        "command lists it anew."
+    ):
+        listing = list_speech(settings)
+        tqdm.write(listing.understood())
+        prepared = _write_lists(listing, settings, save_folder, save_folder / BAD_FILES)
     record = {
         "settings": fingerprint,
         "folder": folder,

@@ -39,6 +39,7 @@ from speechbrain_rev.inference.running import check_window
 from speechbrain_rev.inference.speaker import SpeakerEmbedder
 from speechbrain_rev.lists import printable
 from speechbrain_rev.locks import writing_alone
+from speechbrain_rev.processes import interrupted_while
 from speechbrain_rev.whole_files import check_file, check_path, clear_unfinished
 
 logger = logging.getLogger(__name__)
@@ -205,15 +206,17 @@ def _fill(
 ) -> None:
     """Add to the rows, and save them: from time to time, at the end, when it fails."""
     saved = time.monotonic()
-    try:
-        for name, row, source in embedded:
-            rows[name] = row, source
-            if time.monotonic() - saved > _SAVE_SECONDS:
+    words = f"in the extraction to {path}. What is embedded is kept; the same command goes on."
+    with interrupted_while(words):
+        try:
+            for name, row, source in embedded:
+                rows[name] = row, source
+                if time.monotonic() - saved > _SAVE_SECONDS:
+                    _archive(_ordered(rows, files), rows, embedder).save(path)
+                    saved = time.monotonic()
+        finally:
+            if rows:
                 _archive(_ordered(rows, files), rows, embedder).save(path)
-                saved = time.monotonic()
-    finally:
-        if rows:
-            _archive(_ordered(rows, files), rows, embedder).save(path)
 
 
 def _parts(path: Path) -> Sequence[Path]:

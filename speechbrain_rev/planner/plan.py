@@ -14,6 +14,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from speechbrain_rev.devices import smallest_gpu
+from speechbrain_rev.documents import (
+    finite,
+    names_with_values,
+    parsed,
+    reading,
+    whole_number,
+)
 from speechbrain_rev.modes import Mode, is_lossless
 from speechbrain_rev.planner.knapsack import Infeasible
 from speechbrain_rev.planner.memory import live_bytes_peak, unless_memory_runs_out
@@ -23,11 +30,6 @@ from speechbrain_rev.planner.profile import (
     block_name,
     channel_counts,
     facts,
-    finite,
-    names_with_values,
-    parsed,
-    reading,
-    whole_number,
 )
 from speechbrain_rev.planner.profiling import (
     Profiler,
@@ -36,7 +38,6 @@ from speechbrain_rev.planner.profiling import (
     without_optimizer,
 )
 from speechbrain_rev.planner.step import Channels, NoStep, Step, Trial, step_of
-from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.sizes import (
     card_for,
@@ -46,6 +47,7 @@ from speechbrain_rev.sizes import (
     size_text,
     whole_bytes,
 )
+from speechbrain_rev.speed import ASSUMED
 from speechbrain_rev.whole_files import check_path, check_regular, write_whole
 
 # No step takes longer, no gradient is further off, and no plan is a larger file.

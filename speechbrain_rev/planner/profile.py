@@ -15,7 +15,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from speechbrain_rev.documents import (
+    finite,
+    names_with_values,
+    parsed,
+    reading,
+    refused,
+    texts,
+    whole_number,
+)
 from speechbrain_rev.modes import ALONE, Mode, fallback
 from speechbrain_rev.planner.knapsack import (
     Cost,
@@ -34,12 +42,12 @@ from speechbrain_rev.planner.knapsack import (
     worst_bytes,
 )
 from speechbrain_rev.planner.network import warn_caller
-from speechbrain_rev.planner.trace import Work
 from speechbrain_rev.reversible.flags import flags_in_words
+from speechbrain_rev.speed import Work
 from speechbrain_rev.whole_files import check_regular, open_regular, write_whole
 
 if TYPE_CHECKING:
-    from speechbrain_rev.planner.timing import Speed
+    from speechbrain_rev.speed import Speed
 
 #: A mode, and that of the block before; None before the first.
 Pair = tuple["str | None", str]
@@ -598,10 +606,8 @@ def _refuse_gaps(blocks: Sequence[BlockProfile], after: Mapping[str, int]) -> No
         raise ValueError("blocks or after_bytes are not complete")
 
 
-# More bytes, or channels, than anything has.
-_LARGEST = 2**60
+# More channels than anything has.
 _MOST_CHANNELS = 10**6
-_SHOWN = 60
 # Figures that plans and profiles are about: digits, and at least one.
 _COUNTS = {
     "batch", "blocks", "card_bytes", "embedding_dim", "frames", "memory_budget_bytes",
@@ -609,111 +615,16 @@ _COUNTS = {
 }  # fmt: skip
 
 
-@contextlib.contextmanager
-def reading(kind: str, remedy: str) -> Iterator[None]:
-    """Refuse a JSON document in one way, whatever is wrong with it.
-
-    Parameters
-    ----------
-    kind : str
-        What it should be.
-    remedy : str
-        What to do if it is not.
-
-    Raises
-    ------
-    ValueError
-        If what is read meanwhile is damaged.
-
-    Examples
-    --------
-    >>> with reading("plan", "Plan anew."):
-    ...     whole_number("budget_bytes", "much")
-    Traceback (most recent call last):
-    ...
-    ValueError: This is no plan (budget_bytes is 'much' and takes a whole number of at
-    least 0, at most 2 to the power of 60). Plan anew.
-    """
-    try:
-        yield
-    except (
-        TypeError,
-        AttributeError,
-        LookupError,
-        ValueError,
-        RecursionError,
-    ) as error:
-        reason = f"{error.args[0]!r} is missing" if type(error) is KeyError else error
-        raise ValueError(f"This is no {kind} ({reason}). {remedy}") from error
-
-
-def parsed(text: str) -> Mapping[str, Any]:
-    """Parse JSON of names with values, none of them there twice."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise ValueError(f"{_shown(max(names, key=names.count))} is there twice")
-        return values
-
-    return names_with_values("it", json.loads(text, object_pairs_hook=once))
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
-
-
-def _refused(name: str, value: object, taken: str) -> ValueError:
-    return ValueError(f"{name} is {_shown(value)} and takes {taken}")
-
-
-def whole_number(name: str, value: object, *, least: int | None = 0) -> int:
-    """Take a whole number, of bytes or channels; ``least`` is None where all will do."""
-    lowest = -_LARGEST if least is None else least
-    if type(value) is int and lowest <= value <= _LARGEST:
-        return value
-    bound = "" if least is None else f" of at least {least}"
-    raise _refused(name, value, f"a whole number{bound}, at most 2 to the power of 60")
-
-
-def finite(name: str, value: object, *, most: float = sys.float_info.max) -> float:
-    """Take a finite number that is not below zero, as a time is."""
-    if type(value) in (int, float) and 0 <= value <= most:  # type: ignore[operator]
-        return float(value)  # type: ignore[arg-type]
-    bound = "" if most == sys.float_info.max else f" and at most {most:g}"
-    raise _refused(name, value, f"a finite number, at least 0{bound}")
-
-
 def channel_counts(value: object) -> list[int | None] | None:
     """Take channels at a time, at each level, or null."""
     if value is None:
         return None
     if not isinstance(value, list) or not value:
-        raise _refused("channels", value, "a list or null")
+        raise refused("channels", value, "a list or null")
     counts = [c if c is None else whole_number("channels", c, least=1) for c in value]
     if any(c is not None and c > _MOST_CHANNELS for c in counts):
-        raise _refused("channels", value, f"at most {_MOST_CHANNELS:,} each")
+        raise refused("channels", value, f"at most {_MOST_CHANNELS:,} each")
     return counts
-
-
-def names_with_values(name: str, value: object) -> Mapping[str, Any]:
-    """Take what was a dict."""
-    if not isinstance(value, Mapping):
-        raise _refused(name, value, "names with values")
-    return value
-
-
-def texts(name: str, value: object) -> dict[str, str]:
-    """Take a dict of texts."""
-    values = dict(names_with_values(name, value))
-    for key, each in values.items():
-        if not isinstance(each, str):
-            raise ValueError(
-                f"{name} has {_shown(each)} under {_shown(key)} and takes texts"
-            )
-    return values
 
 
 def facts(value: object) -> dict[str, str]:
@@ -725,7 +636,7 @@ def facts(value: object) -> dict[str, str]:
             continue
         if not re.fullmatch(r"\d{1,18}", each, re.ASCII) or int(each) < least:
             more = ", for a number of at least 1" * least
-            raise _refused(name, each, f"digits, at most 18{more}")
+            raise refused(name, each, f"digits, at most 18{more}")
     return values
 
 
@@ -733,7 +644,7 @@ def block_name(value: object) -> str:
     """Take the name of a block."""
     if isinstance(value, str) and value:
         return value
-    raise _refused("a block's name", value, "a text, not empty")
+    raise refused("a block's name", value, "a text, not empty")
 
 
 #: Names the folder of profiles where it is set.

@@ -58,9 +58,10 @@ from speechbrain_rev.planner.profile import (
     waiting_bytes,
 )
 from speechbrain_rev.planner.step import Channels, NoStep, Step, Trial
-from speechbrain_rev.planner.timing import ASSUMED, Speed, measured_seconds
-from speechbrain_rev.planner.trace import Run, Trace, Work, trace_bytes
+from speechbrain_rev.planner.timing import measured_seconds
+from speechbrain_rev.planner.trace import Run, Trace, trace_bytes
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
+from speechbrain_rev.speed import ASSUMED, Speed, Work
 
 #: By how much of the peak a step without contents may differ from a real one.
 _ALIKE = 0.01

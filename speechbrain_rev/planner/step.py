@@ -33,11 +33,11 @@ from speechbrain_rev.planner.network import (
     tensors_of,
 )
 from speechbrain_rev.planner.search import in_turn, repeated_blocks
-from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.planner.trace import Run
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.wrapping import chosen_blocks, mode_refusal
 from speechbrain_rev.sizes import reserve_of
+from speechbrain_rev.speed import Speed
 
 _Module = TypeVar("_Module", bound=nn.Module)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from speechbrain_rev.planner.memory import LiveBytes
 from speechbrain_rev.planner.network import Network, compare_next, device_of
 from speechbrain_rev.reversible.hooks import Moment, observed
+from speechbrain_rev.speed import Work
 
 #: Runs a forward and a backward pass.
 Run = Callable[[], Any]
@@ -56,36 +57,6 @@ class BlockTrace:
     dropped_bytes: int
     shares_input: bool
     backward_peak_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Work:
-    """Operations of a block in a training step, forward and backward.
-
-    Attributes
-    ----------
-    flops : int
-        Of convolutions and matrix products, a multiplication and an addition being two.
-    moved_bytes : int
-        Read and written by all operations.
-    operations : int
-        How many there were, views not counted.
-    host_bytes : int
-        Copied from one device to another.
-    """
-
-    flops: int
-    moved_bytes: int
-    operations: int
-    host_bytes: int = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            self.flops + other.flops,
-            self.moved_bytes + other.moved_bytes,
-            self.operations + other.operations,
-            self.host_bytes + other.host_bytes,
-        )
 
 
 @dataclass(frozen=True)

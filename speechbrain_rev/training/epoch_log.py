@@ -9,13 +9,15 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from speechbrain.utils.distributed import if_main_process
-from speechbrain.utils.train_logger import TensorboardLogger, WandBLogger
 
 from speechbrain_rev import plots
 from speechbrain_rev.whole_files import read_rows, write_rows, write_whole
+
+if TYPE_CHECKING:
+    from speechbrain.utils.train_logger import TensorboardLogger
 
 LOG = "train_log.jsonl"
 CURVES = "training_curves.png"
@@ -154,6 +156,9 @@ class TensorBoard:
     def log_epoch(self, stats: Mapping[str, Any]) -> None:
         """Add an epoch; what was logged of it and of later ones is hidden."""
         if self._logger is None:
+            # Its module warns that torchvision is missing, which nothing here needs.
+            from speechbrain.utils.train_logger import TensorboardLogger
+
             self._logger = TensorboardLogger(self._folder)
             # SpeechBrain's writer hides nothing.
             writer = type(self._logger.writer)
@@ -231,6 +236,8 @@ class WeightsAndBiases:
             raise ValueError(
                 f"logger: wandb cannot begin a run ({reason}). {advice}"
             ) from error
+        from speechbrain.utils.train_logger import WandBLogger
+
         # SpeechBrain's logger calls its argument, and hides its errors.
         self._run, self._logger = run, WandBLogger(lambda: run)
 

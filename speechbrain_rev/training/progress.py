@@ -28,6 +28,26 @@ BAR_PEAKS = {
     "process_resident_peak_bytes": "resident peak",
 }
 
+#: SpeechBrain's loggers, and how lines begin there that ask nothing of the reader.
+_ROUTINE = {
+    "speechbrain.core": ("Run option ",),
+    "speechbrain.utils.quirks": ("Applied quirks ", "Excluded quirks "),
+    "speechbrain.utils.train_logger": ("torchvision is not available",),
+}
+
+
+def keep_routine_off_terminal() -> None:
+    """Let lines of SpeechBrain's that ask nothing of the reader be in log.txt alone."""
+    for name in _ROUTINE:
+        logging.getLogger(name).addFilter(_as_detail)
+
+
+def _as_detail(record: logging.LogRecord) -> bool:
+    """Make a routine line one of debugging, which terminals are not shown."""
+    if record.getMessage().startswith(_ROUTINE[record.name]):
+        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+    return True
+
 
 @contextlib.contextmanager
 def beginning_log(folder: str | Path) -> Iterator[None]:

@@ -9,12 +9,18 @@ python -m tests.benchmarks.readme
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import operator
+
 import torch
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.catalog.steps import training_step
-from speechbrain_rev.catalog.table import BATCHES, FRAMES, Peak
+from speechbrain_rev.catalog.table import BATCHES, FRAMES, Peak, StepWork
 from speechbrain_rev.planner import live_bytes_peak
+from speechbrain_rev.planner.trace import trace_bytes
+from speechbrain_rev.speed import Work
 
 from .harness import CPU, Result, require
 from .steps import check_modes
@@ -22,6 +28,9 @@ from .steps import check_modes
 #: One of each kind of block and transition, also counted where they really run.
 RUN = ("resnet34", "resnet101", "df_resnet56", "revnet46", "revnet126", "revnet140",
        "revnet57", "revnet155", "df_revnet66", "df_revnet89")  # fmt: skip
+
+#: Batches between which what a step does is a line.
+WORK_BATCHES = (32, 128)
 
 
 def training_step_peak(
@@ -44,6 +53,36 @@ def modes_of(name: str) -> list[str]:
     """Modes that an encoder has."""
     reversible = ARCHITECTURES[name].reversible
     return ["store", "recompute"] + ["reconstruct"] * reversible
+
+
+def step_work(name: str, *, mode: str, frames: int) -> StepWork:
+    """Count what a step of 32 utterances or more does: it grows by the utterance."""
+
+    def counted(batch: int) -> Work:
+        encoder, step = training_step(
+            name, mode=mode, frames=frames, batch=batch, device="meta"
+        )
+        work = trace_bytes(encoder, step, with_work=True).work
+        return functools.reduce(operator.add, work.values())
+
+    first, second = WORK_BATCHES
+    few, many = counted(first), counted(second)
+    per_utterance = (many.moved_bytes - few.moved_bytes) // (second - first)
+    work = StepWork(
+        many.flops // second,
+        per_utterance,
+        many.moved_bytes - per_utterance * second,
+        many.operations,
+    )
+    # Of one encoder of each kind at a third batch, too.
+    third = {64: counted(64)} if name in RUN else {}
+    for batch, seen in {first: few, second: many, **third}.items():
+        require(
+            seen == work(batch),
+            f"{name} {mode} at {frames} frames does {seen} for {batch} utterances, where "
+            f"the line through {WORK_BATCHES} says {work(batch)}.",
+        )
+    return work
 
 
 def check_counts(name: str, batch: int = 2) -> None:
@@ -108,16 +147,21 @@ def run(device: torch.device) -> Result:
                         "share of the baseline": peak.bytes_per_utterance
                         / stored[baseline, frames],
                         "peak bytes": peaks,
+                        "work": dataclasses.asdict(
+                            step_work(name, mode=mode, frames=frames)
+                        ),
                     }
                 )
                 print(f"{name:14}{mode:12}{frames:4} {gb:.4f}", flush=True)
     return Result(
         "counts",
-        "How many bytes does a training step hold at its peak, by batch?",
+        "How many bytes does a training step hold at its peak, by batch, and what does it do?",
         "float32, 80 mel bands, live tensors of forward and backward pass, counted on "
         "meta tensors; not among them: weights, their gradients, optimizer, classifier, "
         "the input, and what operations allocate within themselves; GB per utterance "
-        f"is the slope between batches of {BATCHES[-2]} and {BATCHES[-1]}",
+        f"is the slope between batches of {BATCHES[-2]} and {BATCHES[-1]}; work: FLOPs of "
+        "convolutions and matrix products, bytes that operations read and write, and how "
+        f"many operations there are, from {WORK_BATCHES[0]} utterances on",
         rows,
         f"gradients within {worst:.1e} of stored ones in float64, reduced widths; "
         f"equal to the byte on a CPU for {', '.join(RUN)} at batch 2; for these at "

@@ -17,9 +17,9 @@ from speechbrain_rev.devices import parse_card
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner import largest_batch
 from speechbrain_rev.planner.profiling import profiler_of
-from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.sizes import GIB, MIB
+from speechbrain_rev.speed import ASSUMED
 
 from .harness import Result, require
 

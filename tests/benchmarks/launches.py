@@ -30,10 +30,10 @@ from speechbrain_rev.devices import Gpu, parse_card
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.geometry import channels_by_level
 from speechbrain_rev.planner.step import cpu_fakes
-from speechbrain_rev.planner.timing import ASSUMED, Speed
 from speechbrain_rev.planner.trace import _bytes, _Work
 from speechbrain_rev.reversible.convolution import Geometry
 from speechbrain_rev.reversible.monitor import has_values
+from speechbrain_rev.speed import ASSUMED, Speed
 
 from .counts import modes_of
 from .harness import CPU, Result, Spread, distance, interleaved_seconds, require

@@ -15,7 +15,7 @@ from typing import Any
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.catalog import ListedEncoder, ModelsReport, Training, select
-from speechbrain_rev.catalog.table import MODES
+from speechbrain_rev.catalog.table import EPOCHS, MODES
 from speechbrain_rev.devices import parse_card
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.sizes import GB, GIB, MB, MIB
@@ -391,11 +391,14 @@ def few_models() -> str:
 
 def models(names: Sequence[str] = ()) -> str:
     """Show what each encoder needs, by mode, and what fits a GPU."""
-    training = Training(parse_card(CARD).memory_bytes, batch=BATCH, frames=200)
+    gpu = parse_card(CARD)
+    training = Training(gpu.memory_bytes, batch=BATCH, frames=200)
     selected = select(training, names=names)
     heads = (
         "EER on Vox1-H. MiB: memory per 2 s utterance. Batch: largest that fits an "
-        f"{CARD.removesuffix('GB')} GB GPU; bold if at least {BATCH}."
+        f"{CARD.removesuffix('GB')} GB GPU; bold if at least {BATCH}.\n"
+        f"Days: estimated for {EPOCHS} epochs of VoxCeleb2 at batch {BATCH} on an {gpu.name}, "
+        "in the fastest mode that fits."
     )
     table = markdown([_model(model) for model in selected])
     sources = ModelsReport(selected).sources.values()
@@ -417,7 +420,8 @@ def _model(model: ListedEncoder) -> dict[str, str]:
         # Bold is what the question asks for.
         shown = f"**{batch}**" if batch is not None and batch >= BATCH else batch
         row[f"batch {mode}"] = "" if shown is None else str(shown)
-    return row
+    days = model.least_days
+    return row | {"days": "" if days is None else f"{days:.0f}"}
 
 
 def paper() -> str:

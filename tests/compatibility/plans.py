@@ -9,9 +9,14 @@ from torch import nn
 
 from speechbrain_rev.catalog import Training
 from speechbrain_rev.catalog.plans import plan_encoders
+from speechbrain_rev.devices import parse_card
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner import Plan, plan
 from speechbrain_rev.sizes import GIB
+from speechbrain_rev.speed import assumed_speed
+
+#: What plans are made for, whichever GPUs are listed.
+SPEED = assumed_speed(parse_card("RTX 2080 Ti"))
 
 _SMALL = {
     "n_mels": 24,
@@ -24,7 +29,7 @@ _SMALL = {
 def on_card(name: str, gib: float, batch: int, *, frames: int = 200) -> Plan:
     """Plan an encoder of the table for a GPU."""
     training = Training(int(gib * GIB), batch=batch, frames=frames)
-    (planned,) = plan_encoders(training, names=[name])
+    (planned,) = plan_encoders(training, names=[name], speed=SPEED)
     return planned.as_plan()
 
 

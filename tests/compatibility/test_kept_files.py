@@ -32,11 +32,12 @@ from speechbrain_rev.planner import (
     Plan,
     Profile,
 )
-from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.reversible import Mode
+from speechbrain_rev.speed import Speed
 from tests.compatibility import make
 from tests.compatibility.plans import (
     PLANS,
+    SPEED,
 )
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
@@ -315,7 +316,11 @@ def test_what_was_planned_is_planned_as_well_today(kept, name):
         for name in make.COMMANDS
     ],
 )
-def test_subcommands_print_the_recorded_figures(kept, capsys, name):
+def test_subcommands_print_the_recorded_figures(
+    kept, capsys, name, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("assumed_speed.json").write_text(SPEED.to_json())
     main([*make.COMMANDS[name], "--json"])
     printed = json.loads(capsys.readouterr().out)
     recorded = json.loads((kept / "json" / f"{name}.json").read_text())

@@ -8,11 +8,13 @@ import pytest
 import torch
 import yaml
 
+from speechbrain_rev.devices import usable_cpus
 from speechbrain_rev.hparams import plain_settings
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.reversible import StreamWarning
 from tests.recipes.conftest import in_process
 from tests.recipes.runs import (
+    FEW_STEPS,
     HPARAMS,
     SHORT,
     TINY,
@@ -173,6 +175,22 @@ def test_a_trial_prints_what_training_would_do_and_leaves_nothing(
     assert not list((tmp_path / "save").glob("CKPT*"))
     for name in ("train_log.jsonl", "embedding_model.ckpt"):
         assert not (tmp_path / name).exists()
+
+
+def test_a_terminal_is_shown_what_asks_something_and_the_log_has_the_rest(
+    data, tmp_path
+):
+    routine = ["torchvision is not available", "Applied quirks", "Run option precision"]
+    workers = usable_cpus() + 1
+    argv = arguments(data, tmp_path, num_workers=workers, **FEW_STEPS)
+    done = run([*argv, "--dry_run"])
+    assert done.returncode == 0, done.stderr
+    shown, log = done.stdout + done.stderr, (tmp_path / "log.txt").read_text()
+    assert "2 steps per epoch" in shown
+    assert f"num_workers is {workers}, more than the {workers - 1} CPUs" in shown
+    assert "This DataLoader will create" not in shown
+    assert [line in shown for line in routine] == [False] * 3
+    assert [line in log for line in routine] == [True] * 3
 
 
 @pytest.mark.parametrize(

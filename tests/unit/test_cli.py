@@ -19,6 +19,7 @@ from speechbrain_rev.catalog import ModelsReport, Training, plans, select, steps
 from speechbrain_rev.catalog.breakdown import before_and_after
 from speechbrain_rev.catalog.plans import plan_encoders, sweep_encoder
 from speechbrain_rev.catalog.render import BreakdownReport, PlansReport, SweepReport
+from speechbrain_rev.catalog.table import training_days
 from speechbrain_rev.cli.command import _parser
 from speechbrain_rev.cli.options import COMPUTES, OUTPUT, READS
 from speechbrain_rev.data.packing import Packing
@@ -31,8 +32,8 @@ from speechbrain_rev.inference import (
 )
 from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.sizes import GIB
+from speechbrain_rev.speed import Speed
 from tests.corpus import write_corpus
 from tests.run_folders import (
     speech_like,
@@ -424,7 +425,9 @@ MISTAKES = {
     "resolve revnet57 --batch-size=64": "'batch-size'. Did you mean batch_size",
     "models revnet58": "Did you mean revnet57",
     "models --card=11": "--card takes a GPU's memory as 11GB or 11GiB (2**30 bytes each)",
-    "models --card=RTX-5": "or one of RTX 2080 Ti, ",
+    "models --card=RTX-5": "or one of RTX 2060, ",
+    "models --speed=s.json": "--speed is for the days that a GPU takes: add, for",
+    "models --card=11GB --speed=missing.json": "--speed: missing.json is no file",
     "models --batch=0": "from 1 to 1000000 utterances, not 0",
     "models --plot=models.jpg": "ends in .png, .pdf or .svg, not models.jpg",
     "models --plot=no/a.png": "no/a.png cannot be written: there is no folder no. Make",
@@ -547,7 +550,17 @@ class TestSpeed:
         assert swept["times"]["speed"] == plain
         parts = printed_by("memory", "resnet34", "--mode=plan", "--batch=16")
         assert [each["speed"] for each in parts["breakdowns"]] == [None, plain]
-        for sources, key in ((planned, "time"), (swept, "time"), (parts, "plan")):
+        listed = printed_by("models", "resnet34", "--batch=16")
+        (seconds,) = (each["predicted"]["seconds"] for each in planned["encoders"])
+        (days,) = (each["estimated"]["training_days"] for each in listed["encoders"])
+        assert days == pytest.approx(training_days(16 / seconds), 0.1)
+        assert listed["speed"] == plain
+        for sources, key in (
+            (listed, "estimated"),
+            (planned, "time"),
+            (swept, "time"),
+            (parts, "plan"),
+        ):
             assert self.WORDS in sources["sources"][key]
 
 
@@ -778,6 +791,7 @@ SCRIPTS = {
         130,
         "\nscript.py: interrupted at step 7.\n",
     ),
+    "raise BrokenPipeError": (141, "script.py: ended, for its output was closed.\n"),
     "raise MemoryError('A step takes 3 GiB.')": (1, "script.py: A step takes 3 GiB.\n"),
     "raise MemoryError": (1, None),
     "import json; json.loads('{')": (1, None),
@@ -802,13 +816,16 @@ def test_a_recipes_own_errors_end_in_one_line_and_others_in_a_traceback(work, tm
         assert ended.stderr == words
 
 
-def test_ctrl_c_of_a_command_is_one_line(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "shown"), [((), "."), (("at 3 of 7.",), " at 3 of 7.")]
+)
+def test_ctrl_c_of_a_command_is_one_line(capsys, monkeypatch, words, shown):
     def interrupted(arguments):
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(*words)
 
     monkeypatch.setattr("speechbrain_rev.cli.command._env", interrupted)
     assert cli.main(["env"]) == 130
-    assert capsys.readouterr().err == "\nspeechbrain-rev: interrupted.\n"
+    assert capsys.readouterr().err == f"\nspeechbrain-rev: interrupted{shown}\n"
 
 
 _NOBODY = """

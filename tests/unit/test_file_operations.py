@@ -23,8 +23,8 @@ from speechbrain_rev.inference import (
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
 from speechbrain_rev.optim import SGD
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.planner.timing import ASSUMED, Speed
 from speechbrain_rev.plots import style
+from speechbrain_rev.speed import ASSUMED, Speed
 from tests.reliability.operations import Case, Tried
 from tests.run_folders import (
     speech_like,

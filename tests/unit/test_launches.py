@@ -11,8 +11,8 @@ from torch import nn
 from speechbrain_rev import kernels
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner.step import cpu_fakes
-from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.reversible.streams import as_format
+from speechbrain_rev.speed import Speed
 from tests.benchmarks.launches import (
     PLAIN,
     TINY_ELEMENTS,

@@ -11,7 +11,7 @@ from speechbrain_rev.catalog.steps import TrainingStep
 from speechbrain_rev.catalog.table import ListedEncoder
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
-from speechbrain_rev.planner.timing import ASSUMED
+from speechbrain_rev.speed import ASSUMED
 
 CPU = torch.device("cpu")
 TINY = {"widths": (8, 8, 8, 8), "blocks": (1, 0, 0, 1), "n_mels": 24}

@@ -29,7 +29,7 @@ from speechbrain_rev.catalog.plans import (
     sweep_encoder,
 )
 from speechbrain_rev.catalog.render import PlansReport, SweepReport
-from speechbrain_rev.catalog.steps import assumed_speed, encoder_step, training_step
+from speechbrain_rev.catalog.steps import encoder_step, training_step
 from speechbrain_rev.cli import main
 from speechbrain_rev.compression import (
     ActivationCompression,
@@ -49,8 +49,8 @@ from speechbrain_rev.planner import (
 from speechbrain_rev.planner.knapsack import solve
 from speechbrain_rev.planner.memory import LiveBytes, live_bytes_peak
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
-from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.sizes import GIB, RESERVE_BYTES, reserve_of, size_text
+from speechbrain_rev.speed import ASSUMED, assumed_speed
 from tests.unit.planner.networks import SCALARS
 
 from .builders import CPU, WIDE, planned_as, step_of
@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_refused_with_what_helps_and_that_does():
         f"peaks at {size_text(used)} of tensors, and with the {size_text(reserve)}"
         in (message)
     )
-    larger = "a larger GPU, for instance RTX 2080 Ti of 11 GiB"
+    larger = "a larger GPU, for instance RTX 2060 of 6 GiB"
     assert helps[-2:] == ["--optimizer_bits=8", larger]
     larger = dataclasses.replace(training, card_bytes=needed)
     fitting = {training.at(batch): True, training.at(batch + 1): False, larger: True}
@@ -309,10 +309,11 @@ def test_each_swept_batch_has_the_plan_that_fits_beside_all_else(swept):
     sweep = swept.sweep
     assert [plan.batch for plan in sweep.plans] == [16, 48, 80]
     assert (sweep.best.batch, sweep.infeasible_batch) == (48, 1000)
-    other_seconds = optimizer_seconds(RESNET34, SWEPT, None)
+    other_seconds = optimizer_seconds(RESNET34, SWEPT, None, speed=swept.speed)
     for plan in sweep.plans:
         training = SWEPT.at(plan.batch)
-        alone = profile(encoder_step(RESNET34, training), channels=plan.channels)
+        step = encoder_step(RESNET34, training, speed=swept.speed)
+        alone = profile(step, channels=plan.channels)
         step_budget = training.step_budget_bytes(RESNET34)
         *modes, _ = solve(alone.problem(), step_budget)
         assert list(plan.modes.values()) == modes

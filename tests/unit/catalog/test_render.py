@@ -127,7 +127,7 @@ def test_json_has_what_was_asked_and_its_parts_make_the_need(reports):
         ("models of a GPU", ["No such GPU was tried", "1.88 GiB are reserved"]),
         ("models of long utterances", ["fits 24 GiB with 600 frames", "of 17982"]),
         ("plans", ["A GPU of 5 GiB was named; none was tried.", "no clock was read",
-                   "an assumed RTX 2080 Ti, listed nearest to 5 GiB, 6.7 TFLOP/s, 373",
+                   "an assumed RTX 2060, listed nearest to 5 GiB, 3.25 TFLOP/s, 203",
                    "plan for batch 128, float32", "bf16 or fp16 let the recipe plan: --pr",
                    "join: nothing, as it runs again with the block before"]),
         ("plan that lacks", [" predicted ", "missing: by how much the GPU is too small"]),

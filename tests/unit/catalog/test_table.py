@@ -11,24 +11,29 @@ from hypothesis import strategies as st
 from speechbrain_rev.architectures import ARCHITECTURES, HEAD, architecture
 from speechbrain_rev.catalog import Training, counted_peaks, select
 from speechbrain_rev.catalog.breakdown import encoder_breakdown
+from speechbrain_rev.catalog.plans import plan_encoders
 from speechbrain_rev.catalog.steps import head_modules
 from speechbrain_rev.catalog.table import (
     BATCHES,
     FRAMES,
     MODES,
     SORT_KEYS,
+    ListedEncoder,
     Peak,
+    counted_work,
     other_encoder,
     shorter_frames,
 )
 from speechbrain_rev.modes import LOSSLESS
 from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.sizes import GIB
-from tests.benchmarks.counts import training_step_peak
+from speechbrain_rev.speed import ASSUMED
+from tests.benchmarks.counts import step_work, training_step_peak
 
 PEAKS = counted_peaks()
 CARD = Training(11 * GIB, batch=128, frames=200)
 NO_CARD = Training(None, batch=128, frames=200)
+ON_6_S = dataclasses.replace(CARD, frames=600)
 STALE = (
     "The engine or an encoder stores something else than what is committed. If that is "
     "meant, count again: CONTRIBUTING.md has the commands."
@@ -90,6 +95,47 @@ def test_what_is_read_between_and_beyond_the_counts_is_never_below_a_count(case)
     for batch in (3, 96):
         assert recount(*case, batch) <= PEAKS[case](batch)
     assert recount(*case, 700) == PEAKS[case](700)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*SAMPLE, *(pytest.param(c, marks=slow) for c in PEAKS if c not in SAMPLE)],
+    ids=str,
+)
+def test_a_recount_finds_the_committed_work(case):
+    name, mode, frames = case
+    assert step_work(name, mode=mode, frames=frames) == counted_work()[case], STALE
+
+
+def test_days_are_those_of_a_plan_of_one_mode():
+    training = CARD.at(96)
+    (planned,) = plan_encoders(training, names=["resnet34"])
+    (listed,) = select(training, names=["resnet34"])
+    assert set(planned.modes.values()) == {"store"}
+    assert listed.days("store") == pytest.approx(planned.days, rel=1e-4)
+    # A run of blocks that a plan recomputes at once takes less than each by itself.
+    assert listed.days("recompute") > 1.2 * listed.days("store")
+
+
+def test_days_follow_the_speed_and_are_of_batches_that_fit():
+    half = dataclasses.replace(
+        ASSUMED,
+        flops_per_second=ASSUMED.flops_per_second / 2,
+        bytes_per_second=ASSUMED.bytes_per_second / 2,
+        operations_per_second=ASSUMED.operations_per_second / 2,
+    )
+    (assumed,) = select(CARD, names=["revnet57"])
+    (slow_one,) = select(CARD, names=["revnet57"], speed=half)
+    for mode in MODES:
+        assert slow_one.days(mode) == pytest.approx(2 * assumed.days(mode))
+    (deep,) = select(CARD, names=["revnet245"])
+    assert [deep.days(mode) is None for mode in MODES] == [
+        not deep.fits(mode) for mode in MODES
+    ]
+    assert deep.least_days == deep.days("reconstruct")
+    assert assumed.least_days == assumed.days("store") < assumed.days("recompute")
+    (nowhere,) = select(NO_CARD, names=["revnet57"])
+    assert (nowhere.days("store"), nowhere.least_days) == (None, None)
 
 
 @pytest.mark.parametrize("case", PEAKS, ids=str)
@@ -242,13 +288,14 @@ HAS_FIGURE = {
     **dict.fromkeys(
         ("vox1-o", "vox1-e", "vox1-h"), lambda row: row.vox1_h_eer is not None
     ),
+    "days": lambda row: any(ListedEncoder(row, ON_6_S).fits(mode) for mode in MODES),
 }
 
 
 @pytest.mark.parametrize("key", SORT_KEYS)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_sorting_is_by_the_figure_and_encoders_without_it_come_last(key, reverse):
-    models = select(dataclasses.replace(CARD, frames=600), sort=key, reverse=reverse)
+    models = select(ON_6_S, sort=key, reverse=reverse)
     figures = [SORT_KEYS[key](model) for model in models]
     has_figure = HAS_FIGURE.get(key, lambda row: True)
     known = sum(has_figure(row) for row in ARCHITECTURES.values())
@@ -269,6 +316,7 @@ def test_sorting_is_by_the_figure_and_encoders_without_it_come_last(key, reverse
         ({"sort": "vox1_h"}, "--sort takes layers, .* Did you mean vox1-h"),
         ({"fitting": True}, "--fits needs a GPU: add, for instance, --card=11GB"),
         ({"sort": "batch"}, "--sort=batch needs a GPU"),
+        ({"sort": "days"}, "--sort=days needs a GPU"),
         ({"families": ["resnet"], "types": ["I"]}, "No encoder is left. Leave out"),
         ({"training": CARD.at(9000), "fitting": True}, r"left.*--batch \(9000\)"),
     ],
@@ -280,7 +328,7 @@ def test_what_cannot_be_selected_is_refused_with_what_can(wrong, message):
 
 def test_encoders_that_were_not_counted_come_last_and_do_not_fit(uncounted):
     training = Training(24 * GIB, 2, 200)
-    for sort in ("memory", "batch", "vox1-h"):
+    for sort in ("memory", "batch", "days", "vox1-h"):
         assert select(training, sort=sort)[-1].row is uncounted
     assert uncounted not in [model.row for model in select(training, fitting=True)]
     (model,) = select(training, names=[uncounted.name])

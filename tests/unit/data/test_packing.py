@@ -67,6 +67,24 @@ class TestGoingOn:
         pack(corpus, begun, sample_rate=RATE)
         assert_same(begun, packed)
 
+    def test_ctrl_c_keeps_what_is_packed_and_says_so(
+        self, corpus, packed, tmp_path, monkeypatch
+    ):
+        add, part = Packing.add, tmp_path / "part.packed"
+
+        def third(made, name, samples):
+            if len(made) == 3:
+                raise KeyboardInterrupt
+            add(made, name, samples)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Packing, "add", third)
+            with pytest.raises(KeyboardInterrupt, match="packed is kept; the same com"):
+                pack(corpus, part, sample_rate=RATE)
+        assert len((part / JOURNAL).read_text().splitlines()) == 1 + 3
+        pack(corpus, part, sample_rate=RATE)
+        assert_same(part, packed)
+
     def test_what_was_begun_with_others_is_refused(self, corpus, packed, begun):
         with (
             Packing(begun, source=str(corpus), sample_rate=RATE),

@@ -313,7 +313,9 @@ def test_a_preparation_that_was_cut_off_is_not_vouched_for(
         for writer in ("write_manifest", "write_whole", "write_labels"):
             write = getattr(preparation, writer)
             patch.setattr(preparation, writer, partial(wrote, _write=write))
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(
+            KeyboardInterrupt, match=r"^in the listing of .* The same command lists it"
+        ):
             prepared(save="run", valid_speakers=3)
     path = LISTS[written]
     others = (tmp_path / "others" / path).read_bytes()

@@ -103,11 +103,15 @@ def test_other_audio_of_the_same_name_is_embedded(out, files, tmp_path, counting
 
 
 @pytest.mark.parametrize(
-    ("error", "save_seconds"), [(KeyboardInterrupt, 0.0), (ValueError, 600.0)]
+    ("error", "words", "save_seconds"),
+    [
+        (KeyboardInterrupt, "is kept; the same command goes on", 0.0),
+        (ValueError, None, 600.0),
+    ],
 )
 @SUFFIXES
 def test_an_interrupted_extraction_goes_on(
-    tmp_path, files, counting, monkeypatch, error, save_seconds, suffix
+    tmp_path, files, counting, monkeypatch, error, words, save_seconds, suffix
 ):
     monkeypatch.setattr(extraction, "_SAVE_SECONDS", save_seconds)
     out, first, again = tmp_path / f"rows{suffix}", counting(), counting()
@@ -122,7 +126,7 @@ def test_an_interrupted_extraction_goes_on(
             yield one
 
     monkeypatch.setattr(first, "embed_each", interrupted)
-    with pytest.raises(error):
+    with pytest.raises(error, match=words):
         embed_into(out, first, files)
     embed_into(out, again, files)
     assert again.model.seen == 2

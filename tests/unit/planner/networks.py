@@ -15,8 +15,8 @@ from speechbrain_rev.planner.network import Restricted, as_network, tried_modes
 from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.profiling import count
 from speechbrain_rev.planner.step import Trial
-from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
+from speechbrain_rev.speed import ASSUMED
 
 MIB = 2**20
 

@@ -29,10 +29,10 @@ from speechbrain_rev.planner import (
 from speechbrain_rev.planner.memory import make_gradients
 from speechbrain_rev.planner.network import as_network
 from speechbrain_rev.planner.plan import held_to_limit
-from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import enough_text
+from speechbrain_rev.speed import ASSUMED
 from tests.unit.lobes.encoders import feats
 from tests.unit.planner.networks import (
     SCALARS,

@@ -11,15 +11,13 @@ import torch
 from speechbrain_rev.catalog import steps
 from speechbrain_rev.planner import plan, timing
 from speechbrain_rev.planner.timing import (
-    ASSUMED,
-    Speed,
     beyond_noise,
     copied_bytes_per_second,
     fitted_speed,
     interleaved_seconds,
 )
-from speechbrain_rev.planner.trace import Work
 from speechbrain_rev.reversible import Mode
+from speechbrain_rev.speed import ASSUMED, Speed, Work
 from tests.unit.planner.networks import plain
 
 CPU = torch.device("cpu")
