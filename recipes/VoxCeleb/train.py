@@ -214,12 +214,12 @@ def main(argv=None):
             # What is refused leaves no folder behind.
             DataSettings.of(settings).check_there()
         check_writable("output_folder", output)
-        with owned(output, save), kept_in(settings, trial=trial) as folder:
+        with owned(output, save), kept_in(settings, trial=trial) as files:
             if dry or not trial:
                 refuse_without_checkpoints(settings)
             if not trial:
                 run_on_main(mark_finished, args=[settings], kwargs={"done": False})
-            train(text, settings, run_opts, folder, dry)
+            train(text, settings, run_opts, files, dry)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -233,7 +233,7 @@ def self_test(argv):
     )
 
 
-def train(text, settings, run_opts, folder, dry):
+def train(text, settings, run_opts, files, dry):
     """Train, or take two steps and print how long training would take."""
     with beginning_log(settings["output_folder"]):
         # From here, since it keeps a copy of the file that calls it.
@@ -241,8 +241,8 @@ def train(text, settings, run_opts, folder, dry):
     if changed := changed_settings(settings, run_opts.grad_accumulation_factor):
         run_on_main(print, args=[changed])
     prepared = list_data(settings)
-    run_on_main(write_hyperparams, args=[folder, text, settings, prepared])
-    text = (folder / HYPERPARAMS).read_text(encoding="utf-8")
+    run_on_main(write_hyperparams, args=[files.folder, text, settings, prepared])
+    text = (files.folder / HYPERPARAMS).read_text(encoding="utf-8")
     hparams = load_hyperpyyaml(text)
     run_on_main(print, args=[hparams["wav_augment"].in_words()])
     if crowded := too_many_workers(hparams["num_workers"]):
@@ -253,7 +253,8 @@ def train(text, settings, run_opts, folder, dry):
     train_set = train_loader(hparams)
     brain.train_sampler = train_set.batch_sampler
     brain.train_dataset = train_set.dataset
-    give_modes(brain, folder)
+    give_modes(brain, files.folder)
+    brain.on_recovered = files.take_over
     if dry:
         dry_run(brain, train_set)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import speechbrain as sb
@@ -72,6 +72,8 @@ class ValidatedEpochs(CheckedSteps):
     #: Of the batches of validation.
     shapes: RepeatedShapes
     bar: tqdm[Any]
+    #: What is done once a run has recovered, before its first step.
+    on_recovered: Callable[[], object] | None = None
     #: Those of the epoch that is trained.
     batches: TimedBatches
     #: What runs now; None before the first epoch.
@@ -110,6 +112,8 @@ class ValidatedEpochs(CheckedSteps):
     def on_fit_start(self) -> None:
         """Recover, and log where a run goes on."""
         super().on_fit_start()
+        if self.on_recovered is not None:
+            run_on_main(self.on_recovered)
         done, step = self.hparams.epoch_counter.current, self.step
         if (done or step) and if_main_process():
             epoch = done + 1 if step else done

@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -374,31 +375,56 @@ def finish(settings: Mapping[str, Any]) -> None:
     mark_finished(settings, done=True)
 
 
+@dataclass(frozen=True)
+class RunFiles:
+    """Where hyperparams.yaml and plan.json are until a run goes on.
+
+    Attributes
+    ----------
+    folder : pathlib.Path
+        Where they are written.
+    output : pathlib.Path
+        The run's output_folder, whose files hold until then.
+    trial : bool
+        Whether they never come there.
+    """
+
+    folder: Path
+    output: Path
+    trial: bool
+
+    def take_over(self) -> None:
+        """Put them in the place of the run's, for it has recovered: nothing refuses them."""
+        if not self.trial and self.folder != self.output:
+            for path in sorted(self.folder.iterdir()):
+                path.replace(self.output / path.name)
+
+
 @contextmanager
-def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[Path]:
-    """Return the folder for hyperparams.yaml and plan.json of a run or a trial.
+def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[RunFiles]:
+    """Return where hyperparams.yaml and plan.json of a run or a trial are written.
 
     Parameters
     ----------
     settings : mapping
         The run's plain settings.
     trial : bool
-        Whether nothing is trained. A run in output_folder then keeps its own files, and
-        those of the trial are in a folder below it until the trial ends.
+        Whether nothing is trained. A run in output_folder then keeps its own files.
 
     Yields
     ------
-    pathlib.Path
-        output_folder, or the folder of such a trial.
+    RunFiles
+        In output_folder; of a trial or a run that goes on there in a folder below it,
+        which is there until this ends.
     """
-    folder = Path(settings["output_folder"])
-    if not trial or not _has_run(settings):
-        yield folder
+    output = Path(settings["output_folder"])
+    if not _has_run(settings):
+        yield RunFiles(output, output, trial=trial)
         return
-    where = {"prefix": "trial_", "dir": folder}
+    where = {"prefix": "trial_" if trial else "resumed_", "dir": output}
     folder = Path(run_on_main(tempfile.mkdtemp, kwargs=where))
     try:
-        yield folder
+        yield RunFiles(folder, output, trial=trial)
     finally:
         if if_main_process():
             shutil.rmtree(folder, ignore_errors=True)

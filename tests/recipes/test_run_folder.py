@@ -19,6 +19,7 @@ from speechbrain_rev.lobes.checkpointer import (
 )
 from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.optim.states import stored_moments
+from speechbrain_rev.planner import Plan
 from speechbrain_rev.training import run_settings
 from tests.recipes.conftest import in_process
 from tests.recipes.runs import (
@@ -104,6 +105,20 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(again, folder):
     for options in (["--dry_run"], []):
         with pytest.raises(ValueError, match="finished run without checkpoints"):
             again(*options, number_of_epochs=2)
+
+
+def test_what_is_refused_at_recovery_leaves_settings_and_plan(again, folder):
+    again(number_of_epochs=2, memory_budget="1GB")
+    settings, plan = folder / "hyperparams.yaml", folder / "plan.json"
+    before, planned = settings.read_bytes(), plan.read_bytes()
+    other = {"number_of_epochs": 3, "memory_budget": "2GB"}
+    with pytest.raises(ValueError, match="This optimizer is sgd at 32"):
+        again(optimizer_bits=32, **other)
+    assert (settings.read_bytes(), plan.read_bytes()) == (before, planned)
+    again(**other)
+    assert 'memory_budget: "2GB"' in settings.read_text()
+    assert Plan.load(plan).about["memory_budget"] == "2GB"
+    assert [path.name for path in folder.glob("*_*") if path.is_dir()] == []
 
 
 def test_what_debugging_persistently_leaves_has_its_settings(again, folder):
