@@ -391,8 +391,9 @@ KNOBS = {
     ),
     "optimizer_bits": Knob(
         "int",
-        "paper (IV); by the page on optimizers an update is off by 2 to 4 %, that of AdamW's "
-        "classifier by 6 %, so that no layer has to stay at 32; the study saw no loss",
+        "paper (IV); an update differs from that with 32-bit states by 2 to 4 %, for AdamW's "
+        "classifier by 6 % (docs/optimizers.md), so that no layer has to stay at 32; the "
+        "study saw no loss",
         "bits", one_of=(8, 32),
     ),
     "optimizer_block": Knob(
