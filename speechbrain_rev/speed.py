@@ -46,6 +46,10 @@ class Work:
         )
 
 
+def _shown(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.3g}"
+
+
 @dataclass(frozen=True)
 class Speed:
     """How fast a device is, to estimate times from counts of operations.
@@ -116,8 +120,8 @@ class Speed:
     def rates(self) -> str:
         """All but the last of them, in words: no mode of a plan copies to the host."""
         return (
-            f"{self.flops_per_second / 1e12:.3g} TFLOP/s, "
-            f"{self.bytes_per_second / GIB:.3g} GiB/s, "
+            f"{_shown(self.flops_per_second / 1e12)} TFLOP/s, "
+            f"{_shown(self.bytes_per_second / GIB)} GiB/s, "
             f"{self.operations_per_second:,.0f} operations/s"
         )
 
@@ -154,6 +158,7 @@ class Speed:
             return cls(**plain)
 
 
+# The GPU whose shares are assumed of others.
 _ASSUMED_NAME = "RTX 2080 Ti"
 #: Where no device was measured: an 11 GB GPU at about half of its peak figures in
 #: float32 (an RTX 2080 Ti has 13.4 TFLOP/s and 616 GB/s), which starts an operation in

@@ -524,7 +524,7 @@ def test_a_mistake_is_one_line(arguments, capsys):
 
 
 class TestSpeed:
-    WORDS = "for a test, 1e+03 TFLOP/s"
+    WORDS = "for a test, 1,000 TFLOP/s"
 
     def test_times_are_those_of_the_speed_that_was_calibrated(
         self, tmp_path, monkeypatch, printed, capsys
@@ -534,7 +534,7 @@ class TestSpeed:
         assert cli.main(["calibrate", str(file)]) == 0
         text, shown = capsys.readouterr()
         assert not shown
-        assert f"{file}: 1e+03 TFLOP/s, 9.31e+05 GiB/s, 1,000 operations/s" in text
+        assert f"{file}: 1,000 TFLOP/s, 931,323 GiB/s, 1,000 operations/s" in text
         assert Speed.from_json(file.read_text()) == SPEED
         plain = json.loads(SPEED.to_json())
 
