@@ -237,16 +237,16 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
         listing = list_speech(settings)
         tqdm.write(listing.understood())
         prepared = _write_lists(listing, settings, save_folder, save_folder / BAD_FILES)
-    record = {
-        "settings": fingerprint,
-        "folder": folder,
-        "corpus": listing.digest(),
-        "checks": checks,
-        "segment": segment,
-        "prepared": asdict(prepared),
-    }
-    write_whole(done, json.dumps(record, indent=1) + "\n")
-    write_missing_sums(save_folder)
+        record = {
+            "settings": fingerprint,
+            "folder": folder,
+            "corpus": listing.digest(),
+            "checks": checks,
+            "segment": segment,
+            "prepared": asdict(prepared),
+        }
+        write_whole(done, json.dumps(record, indent=1) + "\n")
+        write_missing_sums(save_folder)
     return prepared
 
 
