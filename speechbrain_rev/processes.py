@@ -32,10 +32,12 @@ def interrupted_while(words: str) -> Iterator[None]:
 
     Examples
     --------
-    >>> with interrupted_while("in the count. The same command counts anew."):
-    ...     raise KeyboardInterrupt
-    Traceback (most recent call last):
-    KeyboardInterrupt: in the count. The same command counts anew.
+    >>> try:
+    ...     with interrupted_while("in the count. The same command counts anew."):
+    ...         raise KeyboardInterrupt
+    ... except KeyboardInterrupt as interrupt:
+    ...     print("interrupted", interrupt)
+    interrupted in the count. The same command counts anew.
     """
     try:
         yield

@@ -333,9 +333,9 @@ def counted_work() -> dict[tuple[str, str, int], StepWork]:
 
     Examples
     --------
-    >>> stored, again = (counted_work()["revnet57", m, 200] for m in ("store", "recompute"))
-    >>> again.flops_per_utterance > 1.2 * stored.flops_per_utterance
-    True
+    >>> stored, again = (counted_work()["resnet34", m, 200] for m in ("store", "recompute"))
+    >>> round(again.flops_per_utterance / stored.flops_per_utterance, 1)
+    1.3
     """
     return {
         (row["encoder"], row["mode"], row["frames"]): StepWork(**row["work"])
