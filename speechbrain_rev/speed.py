@@ -47,7 +47,7 @@ class Work:
 
 
 def _shown(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.3g}"
+    return f"{rate:,.0f}" if rate >= 999.5 else f"{rate:.3g}"
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,6 @@ from speechbrain_rev.training.run_settings import (
     finish,
     finished,
     kept_in,
-    mark_finished,
     owned,
     refuse_other_network,
     refuse_own_folder,
@@ -214,12 +213,11 @@ def main(argv=None):
             # What is refused leaves no folder behind.
             DataSettings.of(settings).check_there()
         check_writable("output_folder", output)
-        with owned(output, save), kept_in(settings, trial=trial) as files:
+        with owned(output, save):
             if dry or not trial:
                 refuse_without_checkpoints(settings)
-            if not trial:
-                run_on_main(mark_finished, args=[settings], kwargs={"done": False})
-            train(text, settings, run_opts, files, dry)
+            with kept_in(settings, trial=trial) as files:
+                train(text, settings, run_opts, files, dry)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -223,8 +223,8 @@ class ModelsReport(Report):
             )
             kinds["estimated"] = (
                 f"Estimated: from counts of operations for {self.models[0].known_speed}. "
-                f"{_DAYS}, in the fastest mode of all blocks that fits. A plan mixes modes, and "
-                "takes less: speechbrain-rev plan."
+                f"{_DAYS}, in the fastest mode of all blocks that fits. A plan mixes modes "
+                "and chooses the chunk, and takes no longer: speechbrain-rev plan."
             )
         return kinds
 

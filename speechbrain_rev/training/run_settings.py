@@ -335,24 +335,28 @@ def refuse_without_checkpoints(settings: Mapping[str, Any]) -> None:
         )
 
 
-def mark_finished(settings: Mapping[str, Any], *, done: bool) -> None:
+def mark_finished(save_folder: str, digest: str | None) -> str | None:
     """Write or remove the checksum that marks weights in output_folder as the run's last.
 
     Parameters
     ----------
-    settings : mapping
-        The run's settings.
-    done : bool
-        Whether the weights are the last ones.
+    save_folder : str
+        The run's.
+    digest : str or None
+        SHA-256 of the weights; None if they are not the last ones.
+
+    Returns
+    -------
+    str or None
+        What marked them before.
     """
-    save = settings["save_folder"]
-    sums = sums_in(save)
+    sums = sums_in(save_folder)
     was = sums.pop(RESULT, None)
-    if done:
-        path = Path(settings["output_folder"], WEIGHTS)
-        sums[RESULT] = digest_of(path, "sha256")
-    if done or was is not None:
-        write_sums(save, sums)
+    if digest is not None:
+        sums[RESULT] = digest
+    if digest != was:
+        write_sums(save_folder, sums)
+    return was
 
 
 def finish(settings: Mapping[str, Any]) -> None:
@@ -371,11 +375,16 @@ def finish(settings: Mapping[str, Any]) -> None:
     average = average_of_last_epochs(
         checkpointer, ENCODER, settings["average_checkpoints"]
     )
-    write_whole(Path(settings["output_folder"], WEIGHTS), saved_bytes(average))
-    mark_finished(settings, done=True)
+    weights = Path(settings["output_folder"], WEIGHTS)
+    write_whole(weights, saved_bytes(average))
+    mark_finished(settings["save_folder"], digest_of(weights, "sha256"))
 
 
-@dataclass(frozen=True)
+# A folder in output_folder, for files of a trial or of a run that has not yet recovered.
+_ASIDE = "settings"
+
+
+@dataclass
 class RunFiles:
     """Where hyperparams.yaml and plan.json are until a run goes on.
 
@@ -387,14 +396,18 @@ class RunFiles:
         The run's output_folder, whose files hold until then.
     trial : bool
         Whether they never come there.
+    recovered : bool
+        Whether the run went on, so that they hold.
     """
 
     folder: Path
     output: Path
     trial: bool
+    recovered: bool = False
 
     def take_over(self) -> None:
         """Put them in the place of the run's, for it has recovered: nothing refuses them."""
+        self.recovered = True
         if not self.trial and self.folder != self.output:
             for path in sorted(self.folder.iterdir()):
                 path.replace(self.output / path.name)
@@ -409,7 +422,8 @@ def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[RunFiles]:
     settings : mapping
         The run's plain settings.
     trial : bool
-        Whether nothing is trained. A run in output_folder then keeps its own files.
+        Whether nothing is trained. A run in output_folder then keeps its own files. One
+        that goes on is no longer marked as finished, unless it is refused before a step.
 
     Yields
     ------
@@ -417,16 +431,22 @@ def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[RunFiles]:
         In output_folder; of a trial or a run that goes on there in a folder below it,
         which is there until this ends.
     """
-    output = Path(settings["output_folder"])
+    output, save = Path(settings["output_folder"]), settings["save_folder"]
+    mark = None if trial else run_on_main(mark_finished, args=[save, None])
     if not _has_run(settings):
         yield RunFiles(output, output, trial=trial)
         return
-    where = {"prefix": "trial_" if trial else "resumed_", "dir": output}
+    # What a killed process left of one; this one owns the output_folder.
+    run_on_main(clear_unfinished, args=[output, _ASIDE])
+    where = {"prefix": f".{_ASIDE}.", "suffix": ".part", "dir": output}
     folder = Path(run_on_main(tempfile.mkdtemp, kwargs=where))
+    files = RunFiles(folder, output, trial=trial)
     try:
-        yield RunFiles(folder, output, trial=trial)
+        yield files
     finally:
         if if_main_process():
+            if mark is not None and not files.recovered:
+                mark_finished(save, mark)
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -216,7 +216,7 @@ def _settings_in(
         if path.is_file():
             shutil.copy(path, folder / "save")
     # Other data settings may be tried: nothing is trained there.
-    mark_finished(own, done=False)
+    mark_finished(own["save_folder"], None)
     return own
 
 

@@ -115,10 +115,12 @@ def test_what_is_refused_at_recovery_leaves_settings_and_plan(again, folder):
     with pytest.raises(ValueError, match="This optimizer is sgd at 32"):
         again(optimizer_bits=32, **other)
     assert (settings.read_bytes(), plan.read_bytes()) == (before, planned)
+    assert "finished run" in again(number_of_epochs=2, memory_budget="1GB")
+    (folder / ".settings.abcdefgh.part").mkdir()
     again(**other)
     assert 'memory_budget: "2GB"' in settings.read_text()
     assert Plan.load(plan).about["memory_budget"] == "2GB"
-    assert [path.name for path in folder.glob("*_*") if path.is_dir()] == []
+    assert not list(folder.glob(".settings.*"))
 
 
 def test_what_debugging_persistently_leaves_has_its_settings(again, folder):
