@@ -67,7 +67,7 @@ def give_modes(brain: sb.Brain, folder: Path) -> None:
 
 
 def _write_plan(brain: sb.Brain, kept: Path, path: Path, begun: bool) -> None:
-    """Write the run's plan, which is the kept one if that still holds."""
+    """Write the run's plan, or a trial's, which is the kept one if that still holds."""
     knobs = brain.hparams
     if knobs.max_gradient_error is not None:
         # Errors of compression are those of the weights and bounds that go on.
@@ -85,8 +85,7 @@ def _write_plan(brain: sb.Brain, kept: Path, path: Path, begun: bool) -> None:
     )
     plan = plan_for_run(
         step,
-        # A trial with a budget plans by itself.
-        kept=path if knobs.memory_budget else kept,
+        kept=kept,
         plan_file=knobs.plan_file,
         memory_budget=knobs.memory_budget,
         max_gradient_error=knobs.max_gradient_error,

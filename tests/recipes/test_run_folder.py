@@ -75,8 +75,10 @@ def test_another_network_is_refused_and_the_run_stays_as_it_is(
 
 @pytest.mark.parametrize("option", ["--dry_run", "--debug"])
 def test_a_trial_in_a_run_s_folder_leaves_its_files(again, folder, option):
-    """Nor does it take the run's plan, which may be of another batch."""
-    (folder / "plan.json").write_text("no plan of this batch")
+    """Nor does it take the run's plan where that is of another batch."""
+    asked = {"memory_budget": "1GB", "batch": "7"}
+    another = Plan({"gone": "store"}, None, 2**30, 2**20, 2**20, 0.1, asked)
+    another.save(folder / "plan.json")
     (folder / "trial").mkdir()
     (folder / "trial" / "notes.txt").write_text("mine")
     before = contents(folder)
@@ -121,6 +123,10 @@ def test_what_is_refused_at_recovery_leaves_settings_and_plan(again, folder):
     assert 'memory_budget: "2GB"' in settings.read_text()
     assert Plan.load(plan).about["memory_budget"] == "2GB"
     assert not list(folder.glob(".settings.*"))
+    planned = plan.read_bytes()
+    again(memory_budget="2GB", number_of_epochs=4)
+    # Another plan has other measured times.
+    assert plan.read_bytes() == planned
 
 
 def test_what_debugging_persistently_leaves_has_its_settings(again, folder):
