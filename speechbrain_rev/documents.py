@@ -9,7 +9,13 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Instance = TypeVar("Instance", bound=DataclassInstance)
 
 # More bytes, or channels, than anything has.
 _LARGEST = 2**60
@@ -50,7 +56,11 @@ def reading(kind: str, remedy: str) -> Iterator[None]:
         ValueError,
         RecursionError,
     ) as error:
-        reason = f"{error.args[0]!r} is missing" if type(error) is KeyError else error
+        reason: object = error
+        if type(error) is KeyError:
+            reason = f"{error.args[0]!r} is missing"
+        elif isinstance(error, UnicodeDecodeError):
+            reason = "it is no text in UTF-8"
         raise ValueError(f"This is no {kind} ({reason}). {remedy}") from error
 
 
@@ -65,6 +75,44 @@ def parsed(text: str) -> Mapping[str, Any]:
         return values
 
     return names_with_values("it", json.loads(text, object_pairs_hook=once))
+
+
+def made_of(kind: type[Instance], values: Mapping[str, Any]) -> Instance:
+    """Make a dataclass of the values of its fields.
+
+    Parameters
+    ----------
+    kind : type
+        The dataclass.
+    values : mapping of str to object
+        By name; a field with a default may be missing.
+
+    Returns
+    -------
+    object
+        Of that type.
+
+    Raises
+    ------
+    KeyError
+        If a field is missing.
+    ValueError
+        If there is another name, or the dataclass refuses a value.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.speed import Work
+    >>> made_of(Work, {"flops": 3, "moved_bytes": 2, "operations": 1}).host_bytes
+    0
+    """
+    known = {field.name: field for field in fields(kind)}
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{_shown(name)} is none of its names: {', '.join(known)}")
+    for name, field in known.items():
+        if field.default is field.default_factory is MISSING and name not in values:
+            raise KeyError(name)
+    return kind(**values)
 
 
 def _shown(value: object) -> str:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from speechbrain_rev.devices import GPUS, Gpu
-from speechbrain_rev.documents import parsed, reading, texts
+from speechbrain_rev.documents import made_of, parsed, reading, texts
 from speechbrain_rev.sizes import GIB
+from speechbrain_rev.whole_files import open_regular
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,10 @@ class Work:
             self.operations + other.operations,
             self.host_bytes + other.host_bytes,
         )
+
+
+def _reading() -> AbstractContextManager[None]:
+    return reading("speed of a device", "Write one with speechbrain-rev calibrate.")
 
 
 def _shown(rate: float) -> str:
@@ -150,12 +157,30 @@ class Speed:
         ValueError
             If the text is no speed.
         """
-        with reading("speed of a device", "Write one with speechbrain-rev calibrate."):
+        with _reading():
             plain: dict[str, Any] = {
                 name: math.inf if value is None else value
                 for name, value in parsed(text).items()
             }
-            return cls(**plain)
+            return made_of(cls, plain)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Speed:
+        """Read it from a file.
+
+        Raises
+        ------
+        ValueError
+            If the file is no speed, or no regular file; the message names it.
+        OSError
+            If it cannot be read.
+        """
+        try:
+            with open_regular(path) as file, _reading():
+                text = file.read().decode()
+            return cls.from_json(text)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
 
 # The GPU whose shares are assumed of others.

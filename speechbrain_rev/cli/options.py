@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speechbrain_rev.devices import usable_cpus
-from speechbrain_rev.whole_files import check_file, check_regular
+from speechbrain_rev.whole_files import check_file
 
 if TYPE_CHECKING:
     from speechbrain_rev.catalog.render import Report
@@ -115,16 +115,15 @@ def speed_of(parsed: argparse.Namespace, gpu: Gpu) -> Speed:
     if parsed.speed is None:
         return assumed_speed(gpu)
     path = Path(parsed.speed)
-    check_regular(path)
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(
             f"--speed: {path} is no file. Write it by `speechbrain-rev calibrate {path}`, "
             "or leave --speed out for an assumed one."
         )
     try:
-        return Speed.from_json(path.read_text(encoding="utf-8"))
+        return Speed.load(path)
     except ValueError as error:
-        raise ValueError(f"--speed {path}: {error}") from error
+        raise ValueError(f"--speed {error}") from error
 
 
 def add_output(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from speechbrain_rev.devices import smallest_gpu
 from speechbrain_rev.documents import (
     finite,
+    made_of,
     names_with_values,
     parsed,
     reading,
@@ -168,7 +169,7 @@ class Plan:
             If the text is no plan.
         """
         with reading("plan", "Plan anew."):
-            given = cls(**parsed(text))
+            given = made_of(cls, parsed(text))
             modes = names_with_values("modes", given.modes)
             if not modes:
                 raise ValueError("modes names no block")

@@ -24,6 +24,7 @@ import torch
 
 from speechbrain_rev.documents import (
     finite,
+    made_of,
     names_with_values,
     parsed,
     reading,
@@ -576,7 +577,7 @@ class Profile:
                 (str(name), str(mode)): Work(*(whole_number("work", n) for n in counts))
                 for name, mode, *counts in document.pop("work", [])
             }
-            profile = cls(blocks=blocks, work=work, **document)
+            profile = made_of(cls, {**document, "blocks": blocks, "work": work})
             whole_number("base_bytes", profile.base_bytes)
             finite("after_seconds", profile.after_seconds)
             facts(profile.about)

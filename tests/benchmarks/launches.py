@@ -26,14 +26,14 @@ from torch import Tensor, nn
 
 from speechbrain_rev import kernels
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture, architecture
-from speechbrain_rev.devices import Gpu, parse_card
+from speechbrain_rev.devices import parse_card
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.geometry import channels_by_level
 from speechbrain_rev.planner.step import cpu_fakes
 from speechbrain_rev.planner.trace import _bytes, _Work
 from speechbrain_rev.reversible.convolution import Geometry
 from speechbrain_rev.reversible.monitor import has_values
-from speechbrain_rev.speed import ASSUMED, Speed
+from speechbrain_rev.speed import Speed, assumed_speed
 
 from .counts import modes_of
 from .harness import CPU, Result, Spread, distance, interleaved_seconds, require
@@ -479,17 +479,6 @@ def _step_from_no_gradients(module: nn.Module, feats: Tensor) -> None:
     y.backward(torch.ones_like(y))
 
 
-def speed_of(gpu: Gpu) -> Speed:
-    """Assume of a GPU the share of its peak figures that is assumed of an RTX 2080 Ti."""
-    known = parse_card("RTX 2080 Ti")
-    return Speed(
-        gpu.flops_per_second * ASSUMED.flops_per_second / known.flops_per_second,
-        gpu.bytes_per_second * ASSUMED.bytes_per_second / known.bytes_per_second,
-        ASSUMED.operations_per_second,
-        {"device": gpu.name},
-    )
-
-
 def rows_of(name: str, setting: Setting) -> list[dict[str, Any]]:
     """Count and time an encoder in all its ways; each ratio is to its plain layers."""
     detailed = name in setting.detailed
@@ -527,7 +516,7 @@ def rows_of(name: str, setting: Setting) -> list[dict[str, Any]]:
         }
         for card in CARDS:
             # Peak figures are of float32.
-            speed = speed_of(parse_card(card))
+            speed = assumed_speed(parse_card(card))
             modelled = [each.modelled_seconds(speed) for each in (step, plain)]
             is_known = precision == "float32"
             row[f"modelled ms, {card}"] = 1e3 * modelled[0] if is_known else ""
@@ -548,7 +537,9 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
     for name in setting.names:
         rows += rows_of(name, setting)
         print(name, flush=True)
-    speeds = "; ".join(f"{card} {speed_of(parse_card(card)).rates}" for card in CARDS)
+    speeds = "; ".join(
+        f"{card} {assumed_speed(parse_card(card)).rates}" for card in CARDS
+    )
     return Result(
         "launches",
         "What does a training step ask of a GPU, beside the same encoder in plain torch "

@@ -236,7 +236,7 @@ def test_a_plan_with_a_value_of_another_kind_is_refused(name, values):
         ({"modes": {"": "store"}}, "a block's name is '' and takes a text, not empty"),
         (b"{}", "missing"),
         (b"[]", "takes names with values"),
-        (b"\xff", "decode"),
+        (b"\xff", "no text"),
         (b"[" * 200_000, "recursion"),
         (SOME.to_json().replace('"1"', '"0"').encode(), "'0' is there twice"),
         (None, "more than 10,000,000 bytes"),  # It is not read to its end.
