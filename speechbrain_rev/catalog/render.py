@@ -219,12 +219,12 @@ class ModelsReport(Report):
             kinds["computed"] = (
                 f"Computed: what fits {card_text(training.card_bytes)} with "
                 f"{training.frames} frames, {_beside(training)}; "
-                f"{_free(training.card_bytes)}. fits: in the default mode. No such GPU was tried."
+                f"{_free(training.card_bytes)}. No such GPU was tried."
             )
             kinds["estimated"] = (
                 f"Estimated: from counts of operations for {self.models[0].known_speed}. "
-                f"{_DAYS}, in the fastest mode of all blocks that fits. A plan mixes modes "
-                "and chooses the chunk, and takes no longer: speechbrain-rev plan."
+                f"{_DAYS}, all blocks in the fastest mode that fits. A plan mixes modes and "
+                "chooses the chunk, and takes no longer: speechbrain-rev plan."
             )
         return kinds
 
@@ -255,11 +255,10 @@ class ModelsReport(Report):
             title = f"largest batch on {card_text(training.card_bytes)}"
             batch = f"batch {training.batch}"
             columns += [
-                Column(batch, "fits", _fits, "fits", _yes_or_no),
-                Column(
-                    batch, "days", "least_days", "estimated.training_days", ".1f", 8
-                ),
-            ]
+                Column(batch, "fastest mode", "fastest_mode",
+                       "estimated.fastest_mode", is_words=True),
+                Column(batch, "days", "least_days", "estimated.training_days", ".1f", 8),
+            ]  # fmt: skip
             columns += _for_modes(
                 "",
                 lambda mode, model: model.days(mode),
@@ -302,10 +301,6 @@ class ModelsReport(Report):
 
 def _type(kind: str) -> str:
     return "-" if kind == "vanilla" else kind
-
-
-def _fits(model: ListedEncoder) -> bool | None:
-    return model.fits(model.row.default_mode)
 
 
 def _bytes_per_utterance(frames: int, mode: str, model: ListedEncoder) -> int | None:

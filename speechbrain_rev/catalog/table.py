@@ -697,10 +697,17 @@ class ListedEncoder:
         return training_days(batch / seconds)
 
     @property
+    def fastest_mode(self) -> str | None:
+        """The mode of the fewest days of those that fit; None if none does."""
+        days = {mode: self.days(mode) for mode in self.modes}
+        known = {mode: each for mode, each in days.items() if each is not None}
+        return min(known, key=known.__getitem__, default=None)
+
+    @property
     def least_days(self) -> float | None:
-        """Days of training in the fastest mode that fits; None if none does."""
-        days = [self.days(mode) for mode in self.modes]
-        return min((each for each in days if each is not None), default=None)
+        """Days of training in the fastest mode; None if none fits."""
+        fastest = self.fastest_mode
+        return None if fastest is None else self.days(fastest)
 
 
 def _per_utterance(mode: str) -> Callable[[ListedEncoder], float | None]:
@@ -744,7 +751,7 @@ def select(
     names, families, types : sequence of str
         Which encoders; none named means all.
     fitting : bool
-        Only those whose batch fits the GPU in their default mode.
+        Only those whose batch fits the GPU in a mode of all blocks.
     sort : str or None
         One of ``SORT_KEYS``; None for the order of the published tables.
     reverse : bool
@@ -784,7 +791,7 @@ def select(
         if (not families or row.family in families) and (not types or row.type in types)
     ]
     if fitting:
-        models = [model for model in models if model.fits(model.row.default_mode)]
+        models = [model for model in models if training.fits(model.row)]
     if not models:
         raise ValueError(
             "No encoder is left. Leave out a name, --family, --type or --fits, or lower "

@@ -97,9 +97,11 @@ def refuse(arguments, capsys):
     assert cli.main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith("speechbrain-rev: ")
-    return err
+    # On a busy machine plans take so long that a line says how far they are.
+    *progress, line = err.splitlines()
+    assert all(each.startswith("planning ") for each in progress)
+    assert line.startswith("speechbrain-rev: ")
+    return line
 
 
 class TestCommand:

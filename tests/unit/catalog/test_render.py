@@ -22,10 +22,12 @@ from speechbrain_rev.sizes import GIB
 ON_11_GIB = Training(11 * GIB, batch=64, frames=200)
 LONG = Training(24 * GIB, batch=64, frames=600)
 #: Each report, and the columns of its first table that are never hidden.
-REPORTS = {
+REPORTS = {  # fmt: skip
     "models": ["encoder", "store", "recomp.", "reconstr."],
-    "models of a GPU": ["encoder", "fits", "store", "recomp.", "reconstr."],
-    "models of long utterances": ["encoder", "fits", "store", "recomp.", "reconstr."],
+    "models of a GPU": ["encoder", "fastest mode", "store", "recomp.", "reconstr."],
+    "models of long utterances": [
+        "encoder", "fastest mode", "store", "recomp.", "reconstr.",
+    ],
     "plans": ["encoder", "GiB", "store", "recomp.", "reconstr."],
     "plan that lacks": ["encoder", "GiB", "missing"],
     "sweep": ["batch", "number"],
@@ -117,7 +119,14 @@ def test_json_has_what_was_asked_and_its_parts_make_the_need(reports):
             assert parts["encoder_step"] == plain["counted"]["step_peak_bytes"][mode]
             fits = sum(parts.values()) <= LONG.available_bytes
             assert (computed["fits"], computed["largest_batch"] >= 64) == (fits, fits)
-        assert plain["fits"] == plain["computed"][plain["default_mode"]]["fits"]
+        days = plain["estimated"]["training_days_by_mode"]
+        for mode, computed in plain["computed"].items():
+            assert (days[mode] is not None) == (computed["fits"] is True)
+        fastest = plain["estimated"]["fastest_mode"]
+        known = [each for each in days.values() if each is not None]
+        assert (fastest is None) == (not known)
+        if known:
+            assert days[fastest] == plain["estimated"]["training_days"] == min(known)
 
 
 @pytest.mark.parametrize(
