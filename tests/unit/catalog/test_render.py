@@ -21,14 +21,13 @@ from speechbrain_rev.sizes import GIB
 
 ON_11_GIB = Training(11 * GIB, batch=64, frames=200)
 LONG = Training(24 * GIB, batch=64, frames=600)
+MODES = "store", "recomp.", "reconstr."
 #: Each report, and the columns of its first table that are never hidden.
-REPORTS = {  # fmt: skip
-    "models": ["encoder", "store", "recomp.", "reconstr."],
-    "models of a GPU": ["encoder", "fastest mode", "store", "recomp.", "reconstr."],
-    "models of long utterances": [
-        "encoder", "fastest mode", "store", "recomp.", "reconstr.",
-    ],
-    "plans": ["encoder", "GiB", "store", "recomp.", "reconstr."],
+REPORTS = {
+    "models": ["encoder", *MODES],
+    "models of a GPU": ["encoder", "fastest mode", *MODES],
+    "models of long utterances": ["encoder", "fastest mode", *MODES],
+    "plans": ["encoder", "GiB", *MODES],
     "plan that lacks": ["encoder", "GiB", "missing"],
     "sweep": ["batch", "number"],
     "breakdowns": ["encoder", "", "mode", "GiB", ""],
