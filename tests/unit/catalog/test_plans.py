@@ -101,6 +101,7 @@ def test_more_memory_is_no_slower_and_its_gpu_is_another(tight):
     for more, less in zip(same_speed, tight, strict=True):
         assert more.times_stored == 1 < less.times_stored < 1.5
         assert more.times_baseline < less.times_baseline
+        assert less.days <= less.model.least_days
     (named,) = plan_encoders(PLENTY, names=["resnet34"])
     about = "an assumed RTX 3090, listed nearest to 24 GiB"
     assert named.speed.about["device"] == about
@@ -211,6 +212,8 @@ def test_all_25_are_planned_and_predicted_within_the_budget():
     for encoder in planned:
         assert encoder.counted_bytes is None
         assert 1 <= encoder.times_stored < 1.6
+        least = encoder.model.least_days
+        assert least is None or encoder.days <= least
     for name, mode in [("resnet152", "store"), ("revnet230", "recompute")]:
         network, step = training_step(name, mode=mode, batch=128, frames=200)
         network.set_channels(encoders[name].channels)
