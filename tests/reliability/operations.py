@@ -34,6 +34,10 @@ from typing import Any
 import pytest
 import torch
 
+# torch starts the threads of backward passes once, here none. Where fake tensors came
+# first it believes in eight GPUs, and what is forked from there can compute no gradient.
+torch.ones((), requires_grad=True).backward()
+
 #: The exit status of a process that was stopped.
 STOPPED = 86
 #: Functions of ``os`` that change files, and at which place paths are. Those that only give
