@@ -82,8 +82,11 @@ from speechbrain_rev.training.run_settings import (
     finished,
     kept_in,
     owned,
+    refuse_fewer_epochs,
+    refuse_folders_of_another_run,
     refuse_other_network,
     refuse_own_folder,
+    refuse_short_epochs,
     refuse_without_checkpoints,
     start_from,
     write_hyperparams,
@@ -198,10 +201,13 @@ def main(argv=None):
     text, settings, run_opts = compose_run(others)
     sb.utils.distributed.ddp_init_group(run_opts)
     refuse_own_folder(settings)
+    refuse_folders_of_another_run(settings)
     refuse_other_network(settings)
     check_logger(settings["logger"], settings["wandb_project"])
     # Debugging that is persistent leaves checkpoints, which need their settings.
     trial = dry or (run_opts.debug and not run_opts.debug_persistently)
+    if run_opts.debug and run_opts.debug_persistently:
+        refuse_short_epochs(settings)
     output, save = Path(settings["output_folder"]), Path(settings["save_folder"])
     if not trial and finished(settings):
         # Other data settings than those of its lists are refused.
@@ -216,6 +222,7 @@ def main(argv=None):
         with owned(output, save):
             if dry or not trial:
                 refuse_without_checkpoints(settings)
+                refuse_fewer_epochs(settings)
             with kept_in(settings, trial=trial) as files:
                 train(text, settings, run_opts, files, dry)
     if torch.distributed.is_initialized():
@@ -270,7 +277,7 @@ def train(text, settings, run_opts, files, dry):
     if brain.debug:
         run_on_main(print, args=["--debug: embedding_model.ckpt is not written."])
     else:
-        run_on_main(finish, args=[hparams])
+        run_on_main(print, args=[run_on_main(finish, args=[hparams])])
 
 
 def run():

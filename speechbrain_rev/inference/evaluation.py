@@ -41,6 +41,8 @@ from .verification import check_fresh
 
 TRIALS = "embeddings/trials.npz"
 MANIFEST = "save/train.csv"
+# Takes speakers from names alone: embeddings and files of scores have no corpus.
+_BY_NAME = VoxCelebFolder(Path())
 #: Draws of speakers for intervals.
 REPLICATES = 1000
 
@@ -482,12 +484,13 @@ def score(
     remarks = []
     if top_n < cohort_top_n:
         remarks.append(
-            f"cohort_top_n is {top_n} instead of {cohort_top_n}: all speakers."
+            f"AS-Norm uses all {top_n} training speakers: cohort_top_n is {cohort_top_n}."
         )
     results, curves = [], {}
     (folder / "scores").mkdir(exist_ok=True)
     first_model = len(trials.names)
     for name, listed in lists.items():
+        remarks += _trained_on(name, listed, speakers)
         enrol, test = listed.rows(trials.names, first_model=first_model)
         first_model += len(listed.models)
         cosines = scoring.cosine_trials(tested, enrol, test)
@@ -520,7 +523,24 @@ def score(
         json.dumps(about | {"results": [*earlier, *results]}, indent=2) + "\n",
     )
     remarks += _drawn(curves, folder / "scores/det.png")
-    return ScoreReport(about | {"results": results}, tuple(remarks))
+    return ScoreReport(about | {"results": results}, tuple(dict.fromkeys(remarks)))
+
+
+def _trained_on(
+    name: str, listed: scoring.Trials, trained: Mapping[str, str]
+) -> list[str]:
+    """Warn of a list whose speakers are in training, where names begin with speakers."""
+    utterances = listed.utterances
+    named = [_BY_NAME.speaker(n) or trained.get(n) for n in utterances]
+    speakers = {each for each in named if each}
+    shared = speakers & set(trained.values())
+    if not shared:
+        return []
+    return [
+        f"{len(shared)} of {len(speakers)} speakers of {name} are in training, such as "
+        f"{min(shared)}: its error rates are too low. To leave them out, name the list in "
+        "--trial_lists of train.py."
+    ]
 
 
 def _earlier_rows(
@@ -634,8 +654,7 @@ def _rates(
     }
     if not replicates:
         return curve, rates, []
-    by_name = VoxCelebFolder(Path())  # a file of scores has no corpus
-    speakers = {n: s for n in trials.utterances if (s := by_name.speaker(n))}
+    speakers = {n: s for n in trials.utterances if (s := _BY_NAME.speaker(n))}
     if len(speakers) < len(trials.utterances):
         missing = "No intervals: names of utterances do not begin with 'speaker/'."
         return curve, rates, [missing]

@@ -58,12 +58,23 @@ def give_modes(brain: sb.Brain, folder: Path) -> None:
             f"mode: {knobs.mode} overrides plan_file and memory_budget: no plan is made"
         )
         run_on_main(logger.info, args=[line])
-    if knobs.mode is not None or not (asked or (begun and kept.is_file())):
+    plans = knobs.mode is None and asked
+    if not begun and not plans:
+        run_on_main(_put_aside, args=[kept])
+    if knobs.mode is not None or not (plans or (begun and kept.is_file())):
         return
     run_on_main(_write_plan, args=[brain, kept, path, begun])
     plan = Plan.load(path)
     plan.apply(brain.modules.embedding_model)
     run_on_main(logger.info, args=[f"memory plan: {in_words(plan)}"])
+
+
+def _put_aside(kept: Path) -> None:
+    """Rename the plan of a trial or of a run without a step, which this run does not have."""
+    if kept.is_file():
+        unused = kept.with_name(f"unused_{PLAN}")
+        kept.replace(unused)
+        logger.info(f"{kept} is of no step that was taken here: it is {unused} now")
 
 
 def _write_plan(brain: sb.Brain, kept: Path, path: Path, begun: bool) -> None:

@@ -61,8 +61,8 @@ RESULT = f"../{WEIGHTS}"
 LABELS = "label_encoder.txt"
 # Shapes of weights depend on these, and on the data, of which prepare.py refuses others.
 _SHAPES = (*ENCODER_SETTINGS, "pooling", "speeds")
-# Counted by write_hyperparams.
-_COUNTED = ("out_n_neurons", "steps_per_epoch")
+# Counted by write_hyperparams: always, and where it is null.
+_COUNTED, _COUNTED_IF_NULL = "out_n_neurons", "steps_per_epoch"
 
 
 class ListedData(Protocol):
@@ -219,9 +219,10 @@ def _changes(settings: Mapping[str, Any]) -> list[str]:
         f"{name}: was {then[name]}, is {value}"
         for name, value in settings.items()
         if name in then
-        and name not in _COUNTED
+        and name != _COUNTED
+        and (name, value) != (_COUNTED_IF_NULL, None)
         and value != then[name]
-        and not str(value).startswith(output)
+        and not Path(str(value)).is_relative_to(output)
     ]
 
 
@@ -287,7 +288,16 @@ def finished(settings: Mapping[str, Any]) -> bool:
     then = read_settings(folder, ("number_of_epochs", "average_checkpoints"))
     if then["average_checkpoints"] != settings["average_checkpoints"]:
         return False
-    return bool(then["number_of_epochs"] >= settings["number_of_epochs"])
+    # Where there are no checkpoints any more, the file has the number.
+    trained = _epochs_trained(settings["save_folder"]) or then["number_of_epochs"]
+    return bool(trained >= settings["number_of_epochs"])
+
+
+def _epochs_trained(save_folder: str) -> int:
+    """Return the last epoch that a checkpoint ends, 0 if none does."""
+    checkpoints = WholeCheckpointer(save_folder).list_checkpoints()
+    ended = [c.meta["epoch"] for c in checkpoints if is_end_of_epoch(c)]
+    return max(ended, default=0)
 
 
 def _has_average(settings: Mapping[str, Any]) -> bool:
@@ -335,6 +345,52 @@ def refuse_without_checkpoints(settings: Mapping[str, Any]) -> None:
         )
 
 
+def refuse_short_epochs(settings: Mapping[str, Any]) -> None:
+    """Refuse to leave checkpoints of debugging among those of a run.
+
+    Parameters
+    ----------
+    settings : mapping
+        The run's plain settings.
+
+    Raises
+    ------
+    ValueError
+        If there is a run in output_folder.
+    """
+    if _has_run(settings):
+        raise ValueError(
+            f"debug_persistently keeps checkpoints of epochs of a few steps, and "
+            f"{settings['output_folder']} has a run, which would go on from them. Give "
+            "another output_folder, or --debug alone, which keeps none."
+        )
+
+
+def refuse_fewer_epochs(settings: Mapping[str, Any]) -> None:
+    """Refuse to end a run before the epoch that it has come to.
+
+    Parameters
+    ----------
+    settings : mapping
+        The run's plain settings.
+
+    Raises
+    ------
+    ValueError
+        If save_folder has a checkpoint of the end of a later epoch than number_of_epochs.
+    """
+    trained, epochs = (
+        _epochs_trained(settings["save_folder"]),
+        settings["number_of_epochs"],
+    )
+    if trained > epochs:
+        raise ValueError(
+            f"number_of_epochs is {epochs}, and the run in {settings['output_folder']} has "
+            f"trained {trained}: its weights would be those of later epochs. Give "
+            f"--number_of_epochs={trained} or more, or another output_folder."
+        )
+
+
 def mark_finished(save_folder: str, digest: str | None) -> str | None:
     """Write or remove the checksum that marks weights in output_folder as the run's last.
 
@@ -359,25 +415,38 @@ def mark_finished(save_folder: str, digest: str | None) -> str | None:
     return was
 
 
-def finish(settings: Mapping[str, Any]) -> None:
+def finish(settings: Mapping[str, Any]) -> str:
     """Write the average of the last checkpoints as the run's weights.
 
     Parameters
     ----------
     settings : mapping
         The run's settings with its ``checkpointer``.
+
+    Returns
+    -------
+    str
+        What was written, of how many epochs, in a sentence.
     """
     checkpointer = settings["checkpointer"]
     # A run that was killed after its last checkpoint has one too many.
     checkpointer.delete_checkpoints(
         num_to_keep=settings["keep_checkpoints"], ckpt_predicate=is_end_of_epoch
     )
-    average = average_of_last_epochs(
-        checkpointer, ENCODER, settings["average_checkpoints"]
-    )
+    wanted = settings["average_checkpoints"]
+    average = average_of_last_epochs(checkpointer, ENCODER, wanted)
     weights = Path(settings["output_folder"], WEIGHTS)
     write_whole(weights, saved_bytes(average))
     mark_finished(settings["save_folder"], digest_of(weights, "sha256"))
+    averaged = min(wanted, sum(map(is_end_of_epoch, checkpointer.list_checkpoints())))
+    epochs = (
+        f"the mean of the last {averaged} epochs" if averaged > 1 else "one epoch's"
+    )
+    fewer = f" (average_checkpoints is {wanted}, and there are no more)"
+    return (
+        f"Finished: {weights}, {epochs}{fewer * (averaged < wanted)}. Next: "
+        f"speechbrain-rev embed {settings['output_folder']} FILE"
+    )
 
 
 # A folder in output_folder, for files of a trial or of a run that has not yet recovered.
@@ -394,21 +463,26 @@ class RunFiles:
         Where they are written.
     output : pathlib.Path
         The run's output_folder, whose files hold until then.
+    save_folder : str
+        The run's, where its weights are marked as the last ones.
     trial : bool
         Whether they never come there.
-    recovered : bool
-        Whether the run went on, so that they hold.
     """
 
     folder: Path
     output: Path
+    save_folder: str
     trial: bool
-    recovered: bool = False
 
     def take_over(self) -> None:
-        """Put them in the place of the run's, for it has recovered: nothing refuses them."""
-        self.recovered = True
-        if not self.trial and self.folder != self.output:
+        """Put them in the place of the run's, for it has recovered: nothing refuses them.
+
+        From here on its weights are not the last ones.
+        """
+        if self.trial:
+            return
+        mark_finished(self.save_folder, None)
+        if self.folder != self.output:
             for path in sorted(self.folder.iterdir()):
                 path.replace(self.output / path.name)
 
@@ -422,8 +496,7 @@ def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[RunFiles]:
     settings : mapping
         The run's plain settings.
     trial : bool
-        Whether nothing is trained. A run in output_folder then keeps its own files. One
-        that goes on is no longer marked as finished, unless it is refused before a step.
+        Whether nothing is trained. A run in output_folder then keeps its own files.
 
     Yields
     ------
@@ -432,21 +505,17 @@ def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[RunFiles]:
         which is there until this ends.
     """
     output, save = Path(settings["output_folder"]), settings["save_folder"]
-    mark = None if trial else run_on_main(mark_finished, args=[save, None])
     if not _has_run(settings):
-        yield RunFiles(output, output, trial=trial)
+        yield RunFiles(output, output, save, trial=trial)
         return
     # What a killed process left of one; this one owns the output_folder.
     run_on_main(clear_unfinished, args=[output, _ASIDE])
     where = {"prefix": f".{_ASIDE}.", "suffix": ".part", "dir": output}
     folder = Path(run_on_main(tempfile.mkdtemp, kwargs=where))
-    files = RunFiles(folder, output, trial=trial)
     try:
-        yield files
+        yield RunFiles(folder, output, save, trial=trial)
     finally:
         if if_main_process():
-            if mark is not None and not files.recovered:
-                mark_finished(save, mark)
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -498,6 +567,33 @@ def write_hyperparams(
         warnings.simplefilter("ignore", OptimizerWarning)
         text = resolve(path, {**settings, **counted})
     write_whole(path, text)
+
+
+def refuse_folders_of_another_run(settings: Mapping[str, Any]) -> None:
+    """Refuse a run that would write into that of the hyperparams.yaml it was given.
+
+    Parameters
+    ----------
+    settings : mapping
+        The run's plain settings.
+
+    Raises
+    ------
+    ValueError
+        If save_folder or train_log lie in a folder with a hyperparams.yaml, which is not
+        output_folder.
+    """
+    output = Path(settings["output_folder"])
+    for name in ("save_folder", "train_log"):
+        # Another recipe's settings may have none.
+        folder = Path(settings.get(name) or output / name).resolve().parent
+        if folder != output.resolve() and (folder / HYPERPARAMS).is_file():
+            raise ValueError(
+                f"{name} is {settings[name]}, of the run in {folder}, and output_folder is "
+                f"{output}: that run would be changed. Give the file in hparams/ that the "
+                f"run began with, or also --save_folder={output / 'save'} and "
+                f"--train_log={output / 'train_log.txt'}."
+            )
 
 
 def refuse_own_folder(settings: Mapping[str, Any]) -> None:

@@ -75,11 +75,14 @@ def test_auto_is_for_gpus(trained):
 
 
 def test_a_plan_without_a_checkpoint_is_not_taken(trained, tmp_path, caplog):
-    """A dry run leaves one, of other settings perhaps."""
+    """A dry run leaves one, of other settings perhaps; nor is it when the run goes on."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "plan.json").write_text("no plan")
     trained("run", FEW_STEPS)
+    folder = trained("run", FEW_STEPS, number_of_epochs=2)
     assert "memory plan" not in caplog.text
+    assert "plan.json is of no step that was taken here" in caplog.text
+    assert (folder / "unused_plan.json").read_text() == "no plan"
 
 
 @pytest.mark.slow

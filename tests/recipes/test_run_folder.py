@@ -129,9 +129,55 @@ def test_what_is_refused_at_recovery_leaves_settings_and_plan(again, folder):
     assert plan.read_bytes() == planned
 
 
-def test_what_debugging_persistently_leaves_has_its_settings(again, folder):
-    again("--debug", "--debug_persistently", number_of_epochs=2, lr=0.5)
-    assert "lr: 0.5" in (folder / "hyperparams.yaml").read_text()
+def test_what_debugging_persistently_leaves_has_its_settings_and_is_in_no_run(
+    again, folder
+):
+    before = contents(folder)
+    persistently = ("--debug", "--debug_persistently")
+    with pytest.raises(ValueError, match="has a run, which would go on from them"):
+        again(*persistently, number_of_epochs=2)
+    assert contents(folder) == before
+    other = folder.with_name("other")
+    again(*persistently, output_folder=other, lr=0.5)
+    assert "lr: 0.5" in (other / "hyperparams.yaml").read_text()
+
+
+def test_a_run_s_own_settings_given_for_another_folder_are_refused(
+    train, folder, tmp_path
+):
+    before = contents(folder)
+    again = [str(folder / "hyperparams.yaml"), f"--output_folder={tmp_path / 'other'}"]
+    with pytest.raises(
+        ValueError, match=r"save_folder is .* of the run in .*would be ch"
+    ):
+        train.main([*again, "--device=cpu"])
+    assert contents(folder) == before
+    assert not (tmp_path / "other").exists()
+
+
+def test_epochs_are_counted_by_checkpoints(again, folder):
+    """An edited file does not make a run longer, nor do fewer epochs end it."""
+    path = folder / "hyperparams.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("number_of_epochs: 1", "number_of_epochs: 2"))
+    assert path.read_text() != text
+    assert "Finished: " in again(number_of_epochs=2)
+    with pytest.raises(
+        ValueError, match=r"is 1, and the run .* trained 2: its weights"
+    ):
+        again(number_of_epochs=1, average_checkpoints=2)
+
+
+def test_an_average_of_fewer_checkpoints_than_asked_is_named(again):
+    again(number_of_epochs=2, average_checkpoints=1, keep_checkpoints=1)
+    printed = again(number_of_epochs=2, average_checkpoints=2, keep_checkpoints=2)
+    assert (
+        ", one epoch's (average_checkpoints is 2, and there are no more). " in printed
+    )
+
+
+def test_what_is_counted_where_null_is_listed_where_given(again):
+    assert "steps_per_epoch: was " in again(number_of_epochs=2, steps_per_epoch=1)
 
 
 def test_settings_that_differ_from_those_of_a_run_are_listed(again, folder):

@@ -354,6 +354,20 @@ def test_speakers_enrolled_with_several_utterances_score_as_their_mean(
         assert np.allclose(np.loadtxt(file, usecols=3), scores, rtol=0, atol=2e-5)
 
 
+def test_speakers_of_a_list_who_were_trained_on_are_named(scorable):
+    folder, trials, speakers = scorable
+    renamed = {**speakers, "s06/0": "s00"}
+    remarks = score(folder, [trials], renamed, **QUICK).remarks
+    words = (
+        "1 of 6 speakers of trials are in training, such as s00: its error rates are"
+    )
+    assert remarks[0].startswith(words)
+    assert not any(
+        "training, such as" in r
+        for r in score(folder, [trials], speakers, **QUICK).remarks
+    )
+
+
 def test_lists_are_scored_under_names_of_their_own(scorable, undrawn):
     folder, trials, speakers = scorable
     (folder / "hard").mkdir()
@@ -368,7 +382,7 @@ def test_lists_are_scored_under_names_of_their_own(scorable, undrawn):
     assert report.content["cohort"]["top_n"] == SPEAKERS // 2
     assert read_results(folder) == report.content
     smaller, undrawn = report.remarks
-    assert smaller == "cohort_top_n is 6 instead of 600: all speakers."
+    assert smaller == "AS-Norm uses all 6 training speakers: cohort_top_n is 600."
     assert "det.png is not drawn" in undrawn
     assert not (folder / "scores/det.png").exists()
 
@@ -464,7 +478,7 @@ def test_a_run_s_lists_are_scored_with_its_speakers_at_their_own_speed(
     assert report["cohort"] == {"speakers": 4, "utterances": utterances, "top_n": 4}
     printed = capsys.readouterr().out
     assert "EER %" in printed
-    assert "cohort_top_n is 4 instead of 600" in printed
+    assert "AS-Norm uses all 4 training speakers" in printed
     options = ["--trials", str(run / "one.txt"), "--cohort_top_n=3", "--subtract_mean"]
     recipe("score").main([str(run), *options, "--bootstrap=0"])
     report = read_results(run)
