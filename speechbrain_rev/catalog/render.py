@@ -367,7 +367,8 @@ class PlansReport(Report):
             f"a shallow one of its kind did (torch {encoder.profile.about['torch']}).",
             "time": f"Estimated: from counts of operations for {encoder.speed}. / stored, "
             f"/ {BASELINE}: over the time all stored, over {BASELINE}'s. {_DAYS}.",
-            "batch": "Computed: batch: one that fits for certain, planned or in one mode. "
+            "batch": "Computed: batch: fits for certain, planned as asked or in one mode; plans may "
+            "reach more: give a larger --batch. "
             f"GPUs: how many make a batch of {TOTAL_BATCH}; if stored: the same if every block "
             f"stores (torch {versions['torch']}, {versions['date']}).",
         }

@@ -1,5 +1,6 @@
 """What a run's folder keeps when something else is done in it."""
 
+import re
 import shutil
 import time
 from pathlib import Path
@@ -173,6 +174,31 @@ def test_an_average_of_fewer_checkpoints_than_asked_is_named(again):
     printed = again(number_of_epochs=2, average_checkpoints=2, keep_checkpoints=2)
     assert (
         ", one epoch's (average_checkpoints is 2, and there are no more). " in printed
+    )
+
+
+def test_what_is_killed_before_it_recovers_leaves_a_finished_run(
+    again, train, monkeypatch
+):
+    def end(*_):
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "give_modes", end)
+        # A process that is killed clears nothing away.
+        patch.setattr(run_settings, "mark_finished", end)
+        patch.setattr(run_settings.shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(InterruptedError):
+            again(number_of_epochs=2)
+    assert "is a finished run" in again()
+
+
+def test_a_path_that_begins_with_the_folder_s_text_is_listed(again, folder):
+    other = folder.with_name(f"{folder.name}2")
+    other.mkdir()
+    printed = again(train_log=other / "log.txt", number_of_epochs=2)
+    assert re.search(
+        rf"train_log: was \S+, is {re.escape(str(other))}/log\.txt", printed
     )
 
 
