@@ -137,12 +137,15 @@ class TestVersions:
             assert set(parts[len(bound) :]) <= {"0"}, package
 
     def test_the_newest_torch_tested_is_the_one_below_the_upper_bound(self):
-        upper = re.findall(
-            r"torch\w*>=[\d.]+,<2\.(\d+)", str(dict(setup_cfg()["options"]))
-        )
-        (below,) = {int(minor) - 1 for minor in upper}
-        wanted = f"2.{below}.*"
-        assert pinned("newest.txt") == {"torch": wanted, "torchaudio": wanted}
+        options = str(dict(setup_cfg()["options"]))
+        (torch,) = re.findall(r"torch>=[\d.]+,<2\.(\d+)", options)
+        (torchaudio,) = re.findall(r"torchaudio>=[\d.]+,<(2\.\d+\.\d+)", options)
+        major, minor, micro = map(int, torchaudio.split("."))
+        assert minor == int(torch) - 1, "the two are of one version"
+        assert pinned("newest.txt") == {
+            "torch": f"2.{minor}.*",
+            "torchaudio": f"{major}.{minor}.{micro - 1}",
+        }
 
     def test_the_changelog_has_the_form_of_keep_a_changelog(self):
         text = (ROOT / "CHANGELOG.md").read_text()
