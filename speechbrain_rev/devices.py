@@ -43,10 +43,15 @@ class Gpu:
     is_named: bool = True
 
     def __str__(self) -> str:
-        memory = card_text(self.memory_bytes)
-        return (
-            self.name if self.is_named else f"{self.name}, listed nearest to {memory}"
-        )
+        if self.is_named:
+            return self.name
+        alike = [
+            gpu.name
+            for gpu in GPUS
+            if gpu.memory_bytes == self.memory_bytes and gpu.name != self.name
+        ]
+        others = f" (or name {', '.join(alike)})" if alike else ""
+        return f"{self.name}, listed nearest to {card_text(self.memory_bytes)}{others}"
 
 
 #: GPUs that ``--card`` knows, by memory. The first of a size stands for that size, and the
@@ -172,7 +177,7 @@ def parse_card(text: str) -> Gpu:
     >>> parse_card("11GB").memory_bytes == 11 * GIB
     True
     >>> print(parse_card("rtx-3090"), "|", parse_card("24GB"))
-    RTX 3090 | RTX 3090, listed nearest to 24 GiB
+    RTX 3090 | RTX 3090, listed nearest to 24 GiB (or name RTX 4090, A10, L4)
     >>> print(parse_card("2080 Ti"), "|", parse_card("NVIDIA H100"))
     RTX 2080 Ti | H100 80GB
     """

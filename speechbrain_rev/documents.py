@@ -8,10 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from speechbrain_rev.whole_files import open_regular
+
+Document = TypeVar("Document")
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 # More bytes, or channels, than anything has.
 _LARGEST = 2**60
+_MOST_BYTES = 10_000_000
 _SHOWN = 60
 
 
@@ -62,6 +67,44 @@ def reading(kind: str, remedy: str) -> Iterator[None]:
         elif isinstance(error, UnicodeDecodeError):
             reason = "it is no text in UTF-8"
         raise ValueError(f"This is no {kind} ({reason}). {remedy}") from error
+
+
+def load_document(
+    path: str | Path, read: Callable[[str], Document], kind: str, remedy: str
+) -> Document:
+    """Read a document from a file, which errors name.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    read : callable
+        Takes its text, and raises ``ValueError`` where that is no document.
+    kind, remedy : str
+        As :func:`reading` takes them.
+
+    Returns
+    -------
+    object
+        What ``read`` returns.
+
+    Raises
+    ------
+    ValueError
+        If the file is no regular one, larger than 10 MB, no text, or no document.
+    OSError
+        If it cannot be read.
+    """
+    with open_regular(path) as file:
+        content = file.read(_MOST_BYTES + 1)
+    try:
+        with reading(kind, remedy):
+            if len(content) > _MOST_BYTES:
+                raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+            text = content.decode()
+        return read(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def parsed(text: str) -> Mapping[str, Any]:

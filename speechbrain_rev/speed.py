@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from speechbrain_rev.devices import GPUS, Gpu
-from speechbrain_rev.documents import made_of, parsed, reading, texts
+from speechbrain_rev.documents import load_document, made_of, parsed, reading, texts
 from speechbrain_rev.sizes import GIB
-from speechbrain_rev.whole_files import open_regular
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,7 @@ class Work:
         )
 
 
-def _reading() -> AbstractContextManager[None]:
-    return reading("speed of a device", "Write one with speechbrain-rev calibrate.")
+_DOCUMENT = "speed of a device", "Write one with speechbrain-rev calibrate."
 
 
 def _shown(rate: float) -> str:
@@ -157,7 +154,7 @@ class Speed:
         ValueError
             If the text is no speed.
         """
-        with _reading():
+        with reading(*_DOCUMENT):
             plain: dict[str, Any] = {
                 name: math.inf if value is None else value
                 for name, value in parsed(text).items()
@@ -175,12 +172,7 @@ class Speed:
         OSError
             If it cannot be read.
         """
-        try:
-            with open_regular(path) as file, _reading():
-                text = file.read().decode()
-            return cls.from_json(text)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        return load_document(path, cls.from_json, *_DOCUMENT)
 
 
 # The GPU whose shares are assumed of others.

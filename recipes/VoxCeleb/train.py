@@ -82,6 +82,7 @@ from speechbrain_rev.training.run_settings import (
     finished,
     kept_in,
     owned,
+    partial_epoch,
     refuse_fewer_epochs,
     refuse_folders_of_another_run,
     refuse_other_network,
@@ -205,9 +206,8 @@ def main(argv=None):
     refuse_other_network(settings)
     check_logger(settings["logger"], settings["wandb_project"])
     # Debugging that is persistent leaves checkpoints, which need their settings.
-    trial = dry or (run_opts.debug and not run_opts.debug_persistently)
-    if run_opts.debug and run_opts.debug_persistently:
-        refuse_short_epochs(settings)
+    debugs = run_opts.debug and run_opts.debug_persistently
+    trial = dry or (run_opts.debug and not debugs)
     output, save = Path(settings["output_folder"]), Path(settings["save_folder"])
     if not trial and finished(settings):
         # Other data settings than those of its lists are refused.
@@ -221,6 +221,7 @@ def main(argv=None):
         check_writable("output_folder", output)
         with owned(output, save):
             if dry or not trial:
+                refuse_short_epochs(settings, debugs=debugs)
                 refuse_without_checkpoints(settings)
                 refuse_fewer_epochs(settings)
             with kept_in(settings, trial=trial) as files:
@@ -246,6 +247,8 @@ def train(text, settings, run_opts, files, dry):
     if changed := changed_settings(settings, run_opts.grad_accumulation_factor):
         run_on_main(print, args=[changed])
     prepared = list_data(settings)
+    if partial := partial_epoch(settings, prepared):
+        run_on_main(print, args=[partial])
     run_on_main(write_hyperparams, args=[files.folder, text, settings, prepared])
     text = (files.folder / HYPERPARAMS).read_text(encoding="utf-8")
     hparams = load_hyperpyyaml(text)

@@ -691,7 +691,7 @@ def plan_for_run(
         _refuse_other_channels(plan, step, plan_file)
         return plan.with_about(plan_file=str(plan_file))
     if memory_budget is None:
-        plan = _read(kept)
+        plan = _read_kept(kept)
         if "plan_file" in plan.about:
             _warn_of_other_training(plan, step, str(kept), warn)
         else:
@@ -704,7 +704,7 @@ def plan_for_run(
         return plan
     limit = _limit(step, max_gradient_error)
     if kept.is_file():
-        plan = _read(kept)
+        plan = _read_kept(kept)
         given = plan.about.get("plan_file")
         asked = {"memory_budget": memory_budget, **limit}
         same = all(plan.about.get(name) == asked.get(name) for name in _ASKED)
@@ -717,7 +717,7 @@ def plan_for_run(
             say(f"memory plan: {kept} was made {'; '.join(changed)}: planned anew")
     size = budget_bytes_of(memory_budget, step.device)
     say(
-        f"memory plan: {memory_budget} is {card_text(size)}; times of blocks on "
+        f"memory plan: {memory_budget} is {card_text(size)}; blocks are timed on "
         f"{device_name(step.device)}"
     )
     made = plan_step(step.step(), size, max_gradient_error=max_gradient_error)
@@ -782,6 +782,16 @@ def _read(path: str | Path) -> Plan:
             f"{staying} and {reserved} is {sizes[0] - sum(sizes[1:])}). Plan anew."
         )
     return plan
+
+
+def _read_kept(kept: Path) -> Plan:
+    """Read the plan of the run, which plans no other as long as that is there."""
+    try:
+        return _read(kept)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} To do so, delete that file and give memory_budget."
+        ) from error
 
 
 def _load(plan_file: str, kept: Path) -> Plan:

@@ -780,7 +780,7 @@ def select(
     """
     check_names("--family", families, [row.family for row in ARCHITECTURES.values()])
     check_names("--type", types, [row.type for row in ARCHITECTURES.values()])
-    check_names("--sort", [] if sort is None else [sort], SORT_KEYS)
+    check_names("--sort", [] if sort is None else [sort], SORT_KEYS, eer="vox1-h")
     if training.card_bytes is None and (fitting or sort in _OF_A_GPU):
         option = "--fits" if fitting else f"--sort={sort}"
         raise ValueError(f"{option} needs a GPU: add, for instance, --card=11GB.")
@@ -813,7 +813,9 @@ def _sorted(
     ]
 
 
-def check_names(option: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+def check_names(
+    option: str, given: Iterable[str], allowed: Iterable[str], **meant: str
+) -> None:
     """Refuse names that an option does not take.
 
     Parameters
@@ -824,6 +826,8 @@ def check_names(option: str, given: Iterable[str], allowed: Iterable[str]) -> No
         What was given.
     allowed : iterable of str
         All that there are.
+    **meant : str
+        The name that another one stands for, which is refused as well.
 
     Raises
     ------
@@ -840,6 +844,7 @@ def check_names(option: str, given: Iterable[str], allowed: Iterable[str]) -> No
     for name in given:
         if name in names:
             continue
-        nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        nearest = [meant[name]] if name in meant else close
         hint = f" Did you mean {nearest[0]}?" if nearest else ""
         raise ValueError(f"{option} takes {', '.join(names)}, not {name}.{hint}")

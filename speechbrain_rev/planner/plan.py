@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from speechbrain_rev.devices import smallest_gpu
 from speechbrain_rev.documents import (
     finite,
+    load_document,
     made_of,
     names_with_values,
     parsed,
@@ -49,10 +50,11 @@ from speechbrain_rev.sizes import (
     whole_bytes,
 )
 from speechbrain_rev.speed import ASSUMED
-from speechbrain_rev.whole_files import check_path, check_regular, write_whole
+from speechbrain_rev.whole_files import check_path, write_whole
 
 # No step takes longer, no gradient is further off, and no plan is a larger file.
-_MOST_SECONDS, _MOST_ERROR, _MOST_BYTES = 1e9, 1e6, 10_000_000
+_MOST_SECONDS, _MOST_ERROR = 1e9, 1e6
+_DOCUMENT = "plan", "Plan anew."
 
 #: How often a plan above its budget, or above the limit of its error, is made anew.
 _TRIES = 8
@@ -168,7 +170,7 @@ class Plan:
         ValueError
             If the text is no plan.
         """
-        with reading("plan", "Plan anew."):
+        with reading(*_DOCUMENT):
             given = made_of(cls, parsed(text))
             modes = names_with_values("modes", given.modes)
             if not modes:
@@ -220,16 +222,7 @@ class Plan:
             If it cannot be read.
         """
         check_path(path, "a plan", "Plan.from_json takes its text.")
-        check_regular(path)
-        try:
-            with reading("plan", "Plan anew."), open(path, "rb") as file:
-                content = file.read(_MOST_BYTES + 1)
-                if len(content) > _MOST_BYTES:
-                    raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
-                text = content.decode()
-            return cls.from_json(text)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        return load_document(path, cls.from_json, *_DOCUMENT)
 
     def counts(self) -> str:
         """Count the blocks of each mode, in words."""

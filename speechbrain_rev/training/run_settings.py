@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 import tempfile
 import warnings
@@ -39,7 +40,7 @@ from speechbrain_rev.lobes.checkpointer import (
 )
 from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.processes import process_count
-from speechbrain_rev.training.steps import ACCUMULATION
+from speechbrain_rev.training.steps import ACCUMULATION, DEBUG
 from speechbrain_rev.whole_files import (
     check_sum,
     clear_unfinished,
@@ -190,7 +191,7 @@ def _rates_to_keep(settings: Mapping[str, Any], accumulated: float) -> str:
 
 
 def _counts_of(save_folder: str) -> dict[str, int]:
-    """Read what the newest checkpoint knows of its processes and accumulated batches."""
+    """Read the newest checkpoint's processes, accumulated batches, and if it debugs."""
     newest = WholeCheckpointer(save_folder).find_checkpoint()
     files = {} if newest is None else newest.paramfiles
     names = [n for n in (RANDOM_STATE, BRAIN) if n in files]
@@ -202,7 +203,7 @@ def _counts_of(save_folder: str) -> dict[str, int]:
     if BRAIN in names:
         state = yaml.safe_load(Path(files[BRAIN]).read_text(encoding="utf-8"))
         # A checkpoint of an earlier version has none.
-        counts |= {n: state[n] for n in (ACCUMULATION,) if n in state}
+        counts |= {n: state[n] for n in (ACCUMULATION, DEBUG) if n in state}
     return counts
 
 
@@ -345,20 +346,31 @@ def refuse_without_checkpoints(settings: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_short_epochs(settings: Mapping[str, Any]) -> None:
-    """Refuse to leave checkpoints of debugging among those of a run.
+def refuse_short_epochs(settings: Mapping[str, Any], *, debugs: bool) -> None:
+    """Refuse to mix checkpoints of debugging with those of a run.
 
     Parameters
     ----------
     settings : mapping
         The run's plain settings.
+    debugs : bool
+        Whether it debugs, and keeps checkpoints of that.
 
     Raises
     ------
     ValueError
-        If there is a run in output_folder.
+        If output_folder has a run and this one debugs, or the reverse.
     """
-    if _has_run(settings):
+    if not _has_run(settings):
+        return
+    short = bool(_counts_of(settings["save_folder"]).get(DEBUG))
+    if short and not debugs:
+        raise ValueError(
+            f"{settings['output_folder']} has checkpoints of --debug_persistently, whose "
+            "epochs have a few steps, and a run would go on from them. Give another "
+            "output_folder, or delete that one."
+        )
+    if debugs and not short:
         raise ValueError(
             f"debug_persistently keeps checkpoints of epochs of a few steps, and "
             f"{settings['output_folder']} has a run, which would go on from them. Give "
@@ -391,7 +403,7 @@ def refuse_fewer_epochs(settings: Mapping[str, Any]) -> None:
         )
 
 
-def mark_finished(save_folder: str, digest: str | None) -> str | None:
+def mark_finished(save_folder: str, digest: str | None) -> None:
     """Write or remove the checksum that marks weights in output_folder as the run's last.
 
     Parameters
@@ -400,11 +412,6 @@ def mark_finished(save_folder: str, digest: str | None) -> str | None:
         The run's.
     digest : str or None
         SHA-256 of the weights; None if they are not the last ones.
-
-    Returns
-    -------
-    str or None
-        What marked them before.
     """
     sums = sums_in(save_folder)
     was = sums.pop(RESULT, None)
@@ -412,7 +419,6 @@ def mark_finished(save_folder: str, digest: str | None) -> str | None:
         sums[RESULT] = digest
     if digest != was:
         write_sums(save_folder, sums)
-    return was
 
 
 def finish(settings: Mapping[str, Any]) -> str:
@@ -569,6 +575,30 @@ def write_hyperparams(
     write_whole(path, text)
 
 
+def partial_epoch(settings: Mapping[str, Any], prepared: ListedData) -> str:
+    """Say how many of the utterances ``steps_per_epoch`` takes where it is not all.
+
+    Parameters
+    ----------
+    settings : mapping
+        The run's plain settings.
+    prepared : ListedData
+        The size of the training set.
+
+    Returns
+    -------
+    str
+        A sentence; empty where each utterance is taken once, or null takes them all.
+    """
+    steps, batch = settings["steps_per_epoch"], settings["batch_size"]
+    if steps in (None, prepared.utterances // batch):
+        return ""
+    return (
+        f"steps_per_epoch is {steps}: an epoch takes {steps * batch:,} utterances of the "
+        f"{prepared.utterances:,} there are; null takes each once."
+    )
+
+
 def refuse_folders_of_another_run(settings: Mapping[str, Any]) -> None:
     """Refuse a run that would write into that of the hyperparams.yaml it was given.
 
@@ -588,11 +618,17 @@ def refuse_folders_of_another_run(settings: Mapping[str, Any]) -> None:
         # Another recipe's settings may have none.
         folder = Path(settings.get(name) or output / name).resolve().parent
         if folder != output.resolve() and (folder / HYPERPARAMS).is_file():
+            own = " ".join(
+                shlex.quote(f"--{setting}={output / below.relative_to(folder)}")
+                for setting, value in settings.items()
+                if isinstance(value, str)
+                and (below := Path(value).resolve()) != folder
+                and below.is_relative_to(folder)
+            )
             raise ValueError(
                 f"{name} is {settings[name]}, of the run in {folder}, and output_folder is "
                 f"{output}: that run would be changed. Give the file in hparams/ that the "
-                f"run began with, or also --save_folder={output / 'save'} and "
-                f"--train_log={output / 'train_log.txt'}."
+                f"run began with and its options, or also {own}"
             )
 
 

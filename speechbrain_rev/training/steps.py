@@ -35,6 +35,8 @@ SKIPPED = "skipped.jsonl"
 UNREAD = "unread.jsonl"
 #: SpeechBrain's run option, which checkpoints keep.
 ACCUMULATION = "grad_accumulation_factor"
+#: The same: whether epochs were those of debugging, of a few steps.
+DEBUG = "debug"
 #: Below, a loss scaler has halved so often that it is not the scale that overflows.
 LEAST_SCALE = 2.0**-10
 
@@ -352,6 +354,7 @@ class CheckedSteps(sb.Brain):
                 "tally": vars(self.tally),
                 "batch_size": self.train_sampler.batch_size,
                 ACCUMULATION: self.grad_accumulation_factor,
+                DEBUG: self.debug,
             }
             yaml.safe_dump(state, file)
 

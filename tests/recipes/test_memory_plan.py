@@ -19,7 +19,7 @@ SEARCHED = FEW_STEPS | {"chunk": "auto"}
 #: More than the tiny encoder's step takes when it stores.
 PLENTY = {"memory_budget": "1GB"}
 #: Logged where a plan is made and not read.
-PLANNED = "times of blocks on cpu"
+PLANNED = "blocks are timed on cpu"
 
 
 @pytest.fixture(autouse=True)

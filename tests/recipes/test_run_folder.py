@@ -1,6 +1,7 @@
 """What a run's folder keeps when something else is done in it."""
 
 import re
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -141,6 +142,11 @@ def test_what_debugging_persistently_leaves_has_its_settings_and_is_in_no_run(
     other = folder.with_name("other")
     again(*persistently, output_folder=other, lr=0.5)
     assert "lr: 0.5" in (other / "hyperparams.yaml").read_text()
+    before = contents(other)
+    with pytest.raises(ValueError, match="checkpoints of --debug_persistently, whose"):
+        again(output_folder=other)
+    assert contents(other) == before
+    again(*persistently, output_folder=other, number_of_epochs=3)
 
 
 def test_a_run_s_own_settings_given_for_another_folder_are_refused(
@@ -150,10 +156,14 @@ def test_a_run_s_own_settings_given_for_another_folder_are_refused(
     again = [str(folder / "hyperparams.yaml"), f"--output_folder={tmp_path / 'other'}"]
     with pytest.raises(
         ValueError, match=r"save_folder is .* of the run in .*would be ch"
-    ):
+    ) as refused:
         train.main([*again, "--device=cpu"])
     assert contents(folder) == before
     assert not (tmp_path / "other").exists()
+    _, _, options = str(refused.value).partition("or also ")
+    train.main([*again, "--device=cpu", *shlex.split(options)])
+    assert contents(folder) == before
+    assert str(folder) not in (tmp_path / "other" / "hyperparams.yaml").read_text()
 
 
 def test_epochs_are_counted_by_checkpoints(again, folder):
@@ -204,6 +214,15 @@ def test_a_path_that_begins_with_the_folder_s_text_is_listed(again, folder):
 
 def test_what_is_counted_where_null_is_listed_where_given(again):
     assert "steps_per_epoch: was " in again(number_of_epochs=2, steps_per_epoch=1)
+
+
+def test_an_epoch_that_takes_some_of_the_utterances_says_so(again, tmp_path):
+    new = {"output_folder": tmp_path / "new"}
+    words = r"steps_per_epoch is 1: an epoch takes 4 utterances of the (\d+) there are; n"
+    (utterances,) = re.findall(words, again("--debug", **new, steps_per_epoch=1))
+    for steps in ("null", int(utterances) // 4):
+        printed = again("--debug", **new, steps_per_epoch=steps, number_of_epochs=1)
+        assert "steps_per_epoch is" not in printed
 
 
 def test_settings_that_differ_from_those_of_a_run_are_listed(again, folder):

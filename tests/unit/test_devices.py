@@ -66,13 +66,21 @@ def test_where_there_is_no_gpu_its_memory_can_be_named(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "shown", "gib"),
     [
-        ("11GB", "RTX 2080 Ti, listed nearest to 11 GiB", 11),
+        ("11GB", "RTX 2080 Ti, listed nearest to 11 GiB (or name GTX 1080 Ti)", 11),
         ("4GB", "RTX 2060, listed nearest to 4 GiB", 4),
-        ("24GB", "RTX 3090, listed nearest to 24 GiB", 24),
+        (
+            "24GB",
+            "RTX 3090, listed nearest to 24 GiB (or name RTX 4090, A10, L4)",
+            24,
+        ),
         ("70GB", "A100 80GB, listed nearest to 70 GiB", 70),
         ("rtx_2080-ti", "RTX 2080 Ti", 11),
         ("NVIDIA GeForce RTX 4090", "RTX 4090", 24),
-        ("8GB", "RTX 3070, listed nearest to 8 GiB", 8),
+        (
+            "8GB",
+            "RTX 3070, listed nearest to 8 GiB (or name RTX 2080, RTX 4060, GTX 1080)",
+            8,
+        ),
         ("2080", "RTX 2080", 8),
         ("2080 Ti", "RTX 2080 Ti", 11),
         ("2080ti", "RTX 2080 Ti", 11),

@@ -103,7 +103,7 @@ def test_more_memory_is_no_slower_and_its_gpu_is_another(tight):
         assert more.times_baseline < less.times_baseline
         assert less.days <= less.model.least_days
     (named,) = plan_encoders(PLENTY, names=["resnet34"])
-    about = "an assumed RTX 3090, listed nearest to 24 GiB"
+    about = "an assumed RTX 3090, listed nearest to 24 GiB (or name RTX 4090, A10, L4)"
     assert named.speed.about["device"] == about
     assert named.seconds < more.seconds
 
@@ -456,7 +456,7 @@ def kept(tmp_path):
 def first(tmp_path_factory):
     path = tmp_path_factory.mktemp("first") / "plan.json"
     plan, lines = made(searching(), path, memory_budget="1GB")
-    assert lines[0].startswith("memory plan: 1GB is 1 GiB; times of blocks on cpu")
+    assert lines[0].startswith("memory plan: 1GB is 1 GiB; blocks are timed on cpu")
     return path, plan
 
 
