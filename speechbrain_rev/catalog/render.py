@@ -50,7 +50,7 @@ _GB_KEY = "published.gb_per_2_s_utterance"
 _BATCH_KEY = "published.largest_batch_on_11_gib"
 _DAYS = (
     f"days: {EPOCHS} epochs of the {UTTERANCES:,} utterances of VoxCeleb2 dev (DF encoders "
-    "train 165: a tenth more)"
+    "train 165: a tenth more), encoder and optimizer alone"
 )
 _CHANNELS = (
     "channels: how many blocks work on at a time in the first stage; -: all. The setting "

@@ -39,7 +39,10 @@ _EXAMPLES = 3
 # What is read from the middle of a file, and of a whole one at a time.
 _MIDDLE_BYTES, _BLOCK_BYTES = 4096, 2**20
 
-ADVICE = "Mend them, leave them out of train_list, or give bad_files: drop."
+ADVICE = (
+    "Mend them, or train without them: leave them out of train_list, or give "
+    "bad_files: drop."
+)
 
 
 def check_files(

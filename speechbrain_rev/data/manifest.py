@@ -94,7 +94,8 @@ class Cause(Enum):
     SHARED = "audio of two speakers", "leave out all but the right one"
     OUTSIDE = (
         "outside the folder",
-        "correct the name, or give --outside_files (--outside_files=true of train.py)",
+        "correct the name or the link, or read it all the same by --outside_files "
+        "(--outside_files=true of train.py)",
     )
     NAME = "name for no list", "rename it"
     NO_SPEAKER = "no speaker's folder", "put it into a folder of its speaker"

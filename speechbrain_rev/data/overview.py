@@ -210,8 +210,8 @@ def look_at(settings: DataSettings, option: str = "data_folder") -> Overview:
     if account.problems and settings.bad_files == "refuse":
         refused = (
             f"{len(account.problems)} of {account.looked_at()} files cannot be used, and "
-            f"train.py refuses them: {kinds_of(account.problems)}. Mend them, or give "
-            "--bad_files=drop here and to train.py."
+            f"train.py refuses them: {kinds_of(account.problems)}. Mend them, or "
+            "train without them: --bad_files=drop here and in train.py."
         )
     else:
         try:

@@ -53,7 +53,7 @@ from .packed import (
 BAD_FILES = "bad_files.txt"
 # Whole files that wait decoded; some of noise have hours.
 _AHEAD = 32
-_ADVICE = "Mend them and pack on, or give --bad_files=drop."
+_ADVICE = "Mend them and pack on, or pack without them: --bad_files=drop."
 # Samples that an interruption loses at most: 64 MiB of them.
 _KEPT_EVERY = 2**25
 _FULL_SCALE = 2**15

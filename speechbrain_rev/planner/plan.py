@@ -573,8 +573,9 @@ def _largest_at_the_lightest(profiler: Profiler, budget_bytes: int) -> int:
     lightest = choose(profiler, -1, is_timed=False)
     if profiler.counted(lightest.channels).needs_numbers:
         raise ValueError(
-            "Other batches are counted without contents, and so this network takes "
-            "other memory than in real steps, or does not run. Plan for each batch, as "
+            "Other batches are counted on meta tensors, and there this step does not run, "
+            "or takes other memory than a real one. Put what the loss takes, as labels, "
+            "into the batch of a module that returns the loss, or plan for each batch, as "
             "sweep does."
         )
     needed_bytes = functools.partial(_needed_bytes, profiler, lightest)

@@ -348,8 +348,9 @@ class Profiler:
         if bare is None:
             raise ValueError(
                 "A training step does not run on meta tensors, on which memory is counted "
-                f"without computing ({type(cause).__name__}: {cause}). Give a module and "
-                "a batch with numbers, and measure=True, which counts in real steps."
+                f"without computing ({type(cause).__name__}: {cause}). Put what "
+                "the loss takes, as labels, into the batch of a module that returns the loss. "
+                "Or give a batch with numbers and measure=True: real steps are counted."
             ) from cause
         _warn_of_kernels(step.module)
         counted = self._counted_on(bare, torch.device("meta"))

@@ -424,7 +424,7 @@ def step_of(
                 if blocks
                 else "blocks=[...] of yours"
             )
-            options.append(Alternative(f"{more}: what is outside of blocks stores"))
+            options.append(Alternative(f"{more}, for what is outside of blocks stores"))
         return [*options, Alternative("a budget of {needed}")]
 
     about = {

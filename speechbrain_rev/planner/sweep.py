@@ -129,7 +129,7 @@ class Sweep:
         ]
         largest = max(plan.batch for plan in self._planned)
         is_best = "that one" if largest == best.batch else str(largest)
-        lines.append(f"the largest batch with a plan is {is_best}")
+        lines.append(f"the largest of these batches with a plan is {is_best}")
         if self.infeasible_batch is not None:
             lines.append(f"batch {self.infeasible_batch} does not fit with any plan")
         if self.out_of_memory:

@@ -218,7 +218,9 @@ def test_what_is_counted_where_null_is_listed_where_given(again):
 
 def test_an_epoch_that_takes_some_of_the_utterances_says_so(again, tmp_path):
     new = {"output_folder": tmp_path / "new"}
-    words = r"steps_per_epoch is 1: an epoch takes 4 utterances of the (\d+) there are; n"
+    words = (
+        r"steps_per_epoch is 1: an epoch takes 4 utterances of the (\d+) there are; n"
+    )
     (utterances,) = re.findall(words, again("--debug", **new, steps_per_epoch=1))
     for steps in ("null", int(utterances) // 4):
         printed = again("--debug", **new, steps_per_epoch=steps, number_of_epochs=1)

@@ -139,7 +139,7 @@ def test_json_has_what_was_asked_and_its_parts_make_the_need(reports):
                    "plan for batch 128, float32", "bf16 or fp16 let the recipe plan: --pr",
                    "join: nothing, as it runs again with the block before"]),
         ("plan that lacks", [" predicted ", "missing: by how much the GPU is too small"]),
-        ("sweep", ["best batch 48: ", "recompute: its input; join: nothing", "the largest batch with a plan is 80",
+        ("sweep", ["best batch 48: ", "recompute: its input; join: nothing", "the largest of these batches with a plan is 80",
                    "batch 1000 does not fit with any plan", "no clock was read"]),
         ("breakdowns", ["resnet34: 8 bit saves 75 % of the optimizer states, 0.8 % of the",
                         "upper bound", "No GPU was tried", "classifier of 17982",

@@ -81,11 +81,11 @@ def test_the_best_has_the_most_samples_a_second_and_need_not_be_the_largest(swep
     # All blocks store up to it, and a larger one that fits is slower.
     assert set(result.best.modes.values()) == {"store"}
     assert result.best.batch < max(speeds) < result.infeasible_batch
-    assert f"the largest batch with a plan is {max(speeds)}" in str(result)
+    assert f"the largest of these batches with a plan is {max(speeds)}" in str(result)
     # With much to be shared by a step, the largest is the best.
     dear = swept(profile_for, range(1, 100), other_seconds=lambda: 1000.0)
     assert dear.best.batch == max(speeds)
-    assert "the largest batch with a plan is that one" in str(dear)
+    assert "the largest of these batches with a plan is that one" in str(dear)
     alone = profile_for(dear.best.batch).seconds(dear.best.modes)
     assert dear.best.seconds == pytest.approx(1000 + alone)
     # Of equally good ones it is the smallest.
