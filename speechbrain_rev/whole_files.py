@@ -645,8 +645,10 @@ def check_writable(name: str, folder: str | Path) -> None:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
     except OSError as error:
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = "it is a file, or below one" if is_file else error.strerror
         raise OSError(
-            f"{name}: {folder} cannot be written to ({error.strerror}). Give another one, "
+            f"{name}: {folder} cannot be written to ({reason}). Give another one, "
             "or make it writable."
         ) from error
 

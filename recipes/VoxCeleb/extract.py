@@ -25,6 +25,7 @@ from speechbrain_rev.inference.evaluation import (
     channels_of_run,
     extract,
     files_of_run,
+    unfinished,
 )
 from speechbrain_rev.processes import joined, own_device
 
@@ -106,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             channels=channels_of_run(options.run_folder),
             place=place,
         )
+    if place.is_main and (early := unfinished(options.run_folder)):
+        print(early)
     for path, archive in made.items():
         utterances, dim = archive.embeddings.shape
         print(f"{path}: {utterances} embeddings of {dim} dimensions")

@@ -166,7 +166,7 @@ def build_brain(hparams, run_opts, kind=None):
 
 
 def compose_run(argv):
-    """Read the command line: the complete YAML, its plain settings, run options."""
+    """Read the command line: the complete YAML, its plain settings, run options, FILE."""
     if get_rank():
         # The first process warns for all.
         warnings.simplefilter("ignore", OptimizerWarning)
@@ -179,7 +179,8 @@ def compose_run(argv):
             f"SpeechBrain's command line does not take {left_over.split(':')[0]!r}: "
             "leave it out."
         )
-    return composition.text, plain_settings(composition.text), run_opts
+    settings = plain_settings(composition.text)
+    return composition.text, settings, run_opts, composition.file
 
 
 def main(argv=None):
@@ -199,10 +200,10 @@ def main(argv=None):
         if not compared.agrees:
             sys.exit(1)
         return
-    text, settings, run_opts = compose_run(others)
+    text, settings, run_opts, file = compose_run(others)
     sb.utils.distributed.ddp_init_group(run_opts)
     refuse_own_folder(settings)
-    refuse_folders_of_another_run(settings)
+    refuse_folders_of_another_run(settings, file)
     refuse_other_network(settings)
     check_logger(settings["logger"], settings["wandb_project"])
     # Debugging that is persistent leaves checkpoints, which need their settings.
@@ -219,6 +220,8 @@ def main(argv=None):
             # What is refused leaves no folder behind.
             DataSettings.of(settings).check_there()
         check_writable("output_folder", output)
+        if save.exists():
+            check_writable("save_folder", save)
         with owned(output, save):
             if dry or not trial:
                 refuse_short_epochs(settings, debugs=debugs)
@@ -232,7 +235,7 @@ def main(argv=None):
 
 def self_test(argv):
     """Compare steps of a command line as configured with steps that store."""
-    text, settings, run_opts = compose_run(argv)
+    text, settings, run_opts, _ = compose_run(argv)
     build = partial(build_brain, run_opts=run_opts, kind=SelfTestBrain)
     return run_self_test(
         text, settings, build, prepare=list_data, train_loader=train_loader

@@ -790,7 +790,7 @@ def _read_kept(kept: Path) -> Plan:
         return _read(kept)
     except ValueError as error:
         raise ValueError(
-            f"{error} To do so, delete that file and give memory_budget."
+            f"{error} To do so, delete that file: memory_budget then plans."
         ) from error
 
 

@@ -12,7 +12,7 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -33,9 +33,16 @@ from speechbrain_rev.inference import (
 )
 from speechbrain_rev.inference.audio import Channels
 from speechbrain_rev.processes import ALONE, ProcessPlace, shared_rows
-from speechbrain_rev.whole_files import check_regular, write_whole
+from speechbrain_rev.whole_files import check_regular, sums_in, write_whole
 
-from .run_folder import RESULTS, read_results, read_settings, read_weights
+from .run_folder import (
+    LAST_WEIGHTS,
+    RESULTS,
+    WEIGHTS,
+    read_results,
+    read_settings,
+    read_weights,
+)
 from .verification import EMBEDDINGS as COHORT
 from .verification import check_fresh
 
@@ -559,6 +566,34 @@ def _earlier_rows(
     return [], " and ".join(dict.fromkeys(row["trials"] for row in rows))
 
 
+def unfinished(folder: Path) -> str:
+    """Say which weights a run of our recipe has that has not come to its end.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Its ``output_folder``.
+
+    Returns
+    -------
+    str
+        A sentence; empty for a finished run, and for one of an earlier version.
+
+    Example
+    -------
+    >>> unfinished(Path("results/new"))
+    'results/new is not finished: its weights are those of the newest checkpoint.'
+    """
+    if not (folder / WEIGHTS).exists():
+        return (
+            f"{folder} is not finished: its weights are those of the newest checkpoint."
+        )
+    sums = sums_in(folder / "save")
+    if sums and LAST_WEIGHTS not in sums:
+        return f"{folder} is not finished: its weights are those of an earlier end."
+    return ""
+
+
 def score_run(
     run: Path,
     *,
@@ -602,7 +637,7 @@ def score_run(
     current = read_weights(run).fingerprint
     for name in (TRIALS, COHORT):
         check_fresh(run / name, EmbeddingArchive.load(run / name).fingerprint, current)
-    return score(
+    report = score(
         run,
         lists_of(trials, settings, data_folder),
         {utterance.ID: utterance.spk_id for utterance in read_manifest(run / MANIFEST)},
@@ -611,6 +646,10 @@ def score_run(
         replicates=replicates,
         place=place,
     )
+    early = unfinished(run)
+    if report is None or not early:
+        return report
+    return replace(report, remarks=(early, *report.remarks))
 
 
 def score_file(path: Path, replicates: int = REPLICATES) -> ScoreReport:

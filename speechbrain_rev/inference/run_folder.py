@@ -557,6 +557,8 @@ def _file_name(file: YamlFile, node: yaml.Node, name: str) -> str:
 
 HYPERPARAMS = "hyperparams.yaml"
 WEIGHTS = "embedding_model.ckpt"
+#: The weights that training ended with, as checksums in save_folder name them.
+LAST_WEIGHTS = f"../{WEIGHTS}"
 
 METAFNAME = "CKPT.yaml"
 #: What recipes/VoxCeleb/train.py leaves of its data, and no other script.

@@ -23,9 +23,11 @@ from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.seeding import processes_saved
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.hparams.document import dump
+from speechbrain_rev.inference.evaluation import unfinished
 from speechbrain_rev.inference.model_folder import ASSUMED, ENCODER_SETTINGS
 from speechbrain_rev.inference.run_folder import (
     HYPERPARAMS,
+    LAST_WEIGHTS,
     WEIGHTS,
     read_settings,
     read_weights,
@@ -56,8 +58,6 @@ ENCODER = "embedding_model"
 RANDOM_STATE = "random_state"
 #: The Brain's own state, in checkpoints, as SpeechBrain names it.
 BRAIN = "brain"
-#: The run's weights, as checksums in save_folder name them.
-RESULT = f"../{WEIGHTS}"
 #: The number of each training speaker, in save_folder.
 LABELS = "label_encoder.txt"
 # Shapes of weights depend on these, and on the data, of which prepare.py refuses others.
@@ -168,7 +168,7 @@ def changed_settings(settings: Mapping[str, Any], accumulated: int = 1) -> str:
         return ""
     rates = _rates_to_keep(settings, accumulated / then[ACCUMULATION])
     return (
-        f"Settings differ from those that the run in {folder} began with: "
+        f"Settings differ from those that the run in {folder} last had: "
         f"{'; '.join(changes)}.{rates}"
     )
 
@@ -283,9 +283,9 @@ def finished(settings: Mapping[str, Any]) -> bool:
         return False
     if not sums:
         return _has_average(settings)
-    if RESULT not in sums:
+    if LAST_WEIGHTS not in sums:
         return False
-    check_sum(folder / WEIGHTS, folder=settings["save_folder"], name=RESULT)
+    check_sum(folder / WEIGHTS, folder=settings["save_folder"], name=LAST_WEIGHTS)
     then = read_settings(folder, ("number_of_epochs", "average_checkpoints"))
     if then["average_checkpoints"] != settings["average_checkpoints"]:
         return False
@@ -414,9 +414,9 @@ def mark_finished(save_folder: str, digest: str | None) -> None:
         SHA-256 of the weights; None if they are not the last ones.
     """
     sums = sums_in(save_folder)
-    was = sums.pop(RESULT, None)
+    was = sums.pop(LAST_WEIGHTS, None)
     if digest is not None:
-        sums[RESULT] = digest
+        sums[LAST_WEIGHTS] = digest
     if digest != was:
         write_sums(save_folder, sums)
 
@@ -451,7 +451,7 @@ def finish(settings: Mapping[str, Any]) -> str:
     fewer = f" (average_checkpoints is {wanted}, and there are no more)"
     return (
         f"Finished: {weights}, {epochs}{fewer * (averaged < wanted)}. Next: "
-        f"speechbrain-rev embed {settings['output_folder']} FILE"
+        f"speechbrain-rev embed {shlex.quote(str(settings['output_folder']))} FILE"
     )
 
 
@@ -540,8 +540,12 @@ def _as_published(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _has_run(settings: Mapping[str, Any]) -> bool:
     """Return whether output_folder has weights already."""
-    begun = any(Path(settings["save_folder"]).glob("CKPT*/CKPT.yaml"))
+    begun = _has_checkpoints(Path(settings["save_folder"]))
     return begun or Path(settings["output_folder"], WEIGHTS).is_file()
+
+
+def _has_checkpoints(save: Path) -> bool:
+    return any(save.glob("CKPT*/CKPT.yaml"))
 
 
 def write_hyperparams(
@@ -599,37 +603,77 @@ def partial_epoch(settings: Mapping[str, Any], prepared: ListedData) -> str:
     )
 
 
-def refuse_folders_of_another_run(settings: Mapping[str, Any]) -> None:
+def refuse_folders_of_another_run(
+    settings: Mapping[str, Any], file: str | Path
+) -> None:
     """Refuse a run that would write into that of the hyperparams.yaml it was given.
 
     Parameters
     ----------
     settings : mapping
         The run's plain settings.
+    file : str or Path
+        The file that the command line names.
 
     Raises
     ------
     ValueError
         If save_folder or train_log lie in a folder with a hyperparams.yaml, which is not
-        output_folder.
+        output_folder; if save_folder has the checkpoints of a run with another
+        output_folder; if the file is that of a run which was moved or copied, and names
+        the folders where it was before.
     """
     output = Path(settings["output_folder"])
     for name in ("save_folder", "train_log"):
         # Another recipe's settings may have none.
         folder = Path(settings.get(name) or output / name).resolve().parent
         if folder != output.resolve() and (folder / HYPERPARAMS).is_file():
-            own = " ".join(
-                shlex.quote(f"--{setting}={output / below.relative_to(folder)}")
-                for setting, value in settings.items()
-                if isinstance(value, str)
-                and (below := Path(value).resolve()) != folder
-                and below.is_relative_to(folder)
-            )
+            own = _moved_by(settings, folder, output)
             raise ValueError(
                 f"{name} is {settings[name]}, of the run in {folder}, and output_folder is "
                 f"{output}: that run would be changed. Give the file in hparams/ that the "
                 f"run began with and its options, or also {own}"
             )
+    save = Path(settings.get("save_folder") or output / "save").resolve()
+    if _has_checkpoints(save) and not save.is_relative_to(output.resolve()):
+        # Checkpoints that were moved to another disk go on.
+        then = _recorded(settings) if (output / HYPERPARAMS).is_file() else {}
+        before = Path(then.get("save_folder", output)).resolve()
+        if before != save and (not then or _has_checkpoints(before)):
+            raise ValueError(
+                f"save_folder {save} has the checkpoints of a run with another "
+                f"output_folder than {output}, which would go on from them. Give another "
+                "save_folder, or the output_folder of that run."
+            )
+    _refuse_moved(settings, Path(file))
+
+
+def _refuse_moved(settings: Mapping[str, Any], file: Path) -> None:
+    """Refuse the file of a run that was moved or copied and writes where it was."""
+    home = file.resolve().parent
+    if file.name != HYPERPARAMS or not file.is_file():
+        return
+    if not _has_checkpoints(home / "save") and not (home / WEIGHTS).is_file():
+        return
+    then = plain_settings(file.read_text(encoding="utf-8")).get("output_folder")
+    if then is None or home.is_relative_to(Path(then).resolve()):
+        return
+    if options := _moved_by(settings, Path(then).resolve(), home):
+        raise ValueError(
+            f"{file} is of a run that was moved or copied: it names folders in {then}. To "
+            f"go on with the run in {home} give {options}; to begin another one, the file in "
+            "hparams/ that it began with."
+        )
+
+
+def _moved_by(settings: Mapping[str, Any], old: Path, new: Path) -> str:
+    """Give the options by which all paths in a folder are in another."""
+    return " ".join(
+        shlex.quote(f"--{name}={new / path.relative_to(old)}")
+        for name, value in settings.items()
+        if isinstance(value, str)
+        and (path := Path(value).resolve()).is_relative_to(old)
+    )
 
 
 def refuse_own_folder(settings: Mapping[str, Any]) -> None:
@@ -679,6 +723,11 @@ def start_from(settings: Mapping[str, Any]) -> None:
         raise ValueError(
             f"pretrained_run is {folder}, which lacks hyperparams.yaml: give the "
             "output_folder of a finished run."
+        )
+    if early := unfinished(folder):
+        raise ValueError(
+            f"pretrained_run: {early} Its classifier would be of another epoch. Go on with "
+            "it to its end, or give the output_folder of a finished run."
         )
     run = plain_settings(record.read_text(encoding="utf-8"))
     theirs = run.get("speeds")

@@ -166,6 +166,66 @@ def test_a_run_s_own_settings_given_for_another_folder_are_refused(
     assert str(folder) not in (tmp_path / "other" / "hyperparams.yaml").read_text()
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_the_file_of_a_moved_run_is_refused_until_it_names_where_it_is(
+    train, folder, finished, tmp_path, named
+):
+    file, gone = folder / "hyperparams.yaml", tmp_path / "gone"
+    file.write_text(file.read_text().replace(str(finished), str(gone)))
+    before = contents(folder)
+    given = [str(file), "--device=cpu", "--number_of_epochs=2"]
+    given += [f"--output_folder={folder}"] * named
+    with pytest.raises(ValueError, match="moved or copied: it names fold") as refused:
+        train.main(given)
+    assert contents(folder) == before
+    assert not gone.exists()
+    (options,) = re.findall(r"give (.*); to begin another", str(refused.value))
+    train.main([*given, *shlex.split(options)])
+    assert len((folder / "train_log.txt").read_text().splitlines()) == 2
+    assert not gone.exists()
+
+
+def test_checkpoints_of_another_run_are_refused_and_own_ones_may_be_moved(
+    again, folder, finished, tmp_path
+):
+    file = folder / "hyperparams.yaml"
+    file.write_text(file.read_text().replace(str(finished), str(folder)))
+    save, new = tmp_path / "disk" / "save", tmp_path / "new"
+    save.parent.mkdir()
+    (folder / "save").rename(save)
+    before = contents(save)
+    with pytest.raises(ValueError, match="checkpoints of a run with another output_f"):
+        again(output_folder=new, save_folder=save, number_of_epochs=2)
+    assert contents(save) == before
+    assert not new.exists()
+    again(save_folder=save, number_of_epochs=2)
+    again(save_folder=save, number_of_epochs=3)
+    shutil.copytree(save, folder / "save")
+    again(save_folder=save, number_of_epochs=4)
+    with pytest.raises(ValueError, match="checkpoints of a run with another output_f"):
+        again(save_folder=shutil.copytree(save, tmp_path / "third" / "save"))
+
+
+def test_a_run_that_is_extended_is_none_to_start_from_or_to_take_rates_of(
+    again, folder, tmp_path
+):
+    assert not evaluation.unfinished(folder)
+    run_settings.mark_finished(folder / "save", None)
+    words = f"{folder} is not finished: its weights are those of an earlier end."
+    assert evaluation.unfinished(folder) == words
+    with pytest.raises(ValueError, match=r"not finished: .* of another epoch"):
+        again(output_folder=tmp_path / "new", pretrained_run=folder)
+    (folder / WEIGHTS).unlink()
+    assert "of the newest checkpoint" in evaluation.unfinished(folder)
+
+
+def test_a_save_folder_that_is_a_file_is_refused(again, tmp_path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "save").touch()
+    with pytest.raises(OSError, match=r"save_folder: .* written to .it is a file"):
+        again(output_folder=tmp_path / "new")
+
+
 def test_epochs_are_counted_by_checkpoints(again, folder):
     """An edited file does not make a run longer, nor do fewer epochs end it."""
     path = folder / "hyperparams.yaml"
@@ -229,7 +289,7 @@ def test_an_epoch_that_takes_some_of_the_utterances_says_so(again, tmp_path):
 
 def test_settings_that_differ_from_those_of_a_run_are_listed(again, folder):
     printed = again(number_of_epochs=2, lr=0.5)
-    began = f"Settings differ from those that the run in {folder} began with: "
+    began = f"Settings differ from those that the run in {folder} last had: "
     assert f"{began}lr: was 0.1, is 0.5; number_of_epochs: was 1, is 2.\n" in printed
     assert began not in again("--debug", number_of_epochs=2, lr=0.5)
 

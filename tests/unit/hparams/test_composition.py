@@ -396,7 +396,7 @@ def test_training_shows_the_warning_once_in_its_first_process(tmp_path, monkeypa
     prepared = Prepared(512, 4, 0, 0, 0)
 
     def start():
-        text, settings, _ = train.compose_run(arguments)
+        text, settings, *_ = train.compose_run(arguments)
         train.write_hyperparams(tmp_path, text, settings, prepared)
 
     assert len(caught(call=start)) == 1

@@ -195,6 +195,11 @@ def test_a_smaller_cohort_counts_alone_and_the_larger_one_is_kept(
     assert f"{aside}: {len(whole.names)} embeddings" in capsys.readouterr().out
     report = score_run(run, replicates=0)
     assert report.content["cohort"]["utterances"] == 4
+    assert "not finished" not in " ".join(report.remarks)
+    (run / "save/SHA256SUMS").write_text(f"{'0' * 64}  dev.csv\n")
+    recipe("extract").main([str(run), "--device=cpu", "--utterances_per_speaker=1"])
+    assert f"{run} is not finished: " in capsys.readouterr().out
+    assert f"{run} is not finished: " in score_run(run, replicates=0).remarks[0]
 
 
 def test_channels_of_files_are_averaged_with_a_warning(tmp_path, caplog):
