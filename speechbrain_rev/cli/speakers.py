@@ -382,11 +382,15 @@ def _pin(parsed: argparse.Namespace) -> None:
 def _embedder(parsed: argparse.Namespace) -> SpeakerEmbedder:
     """Load a run, or an exported model as strictly as it says of itself."""
     from speechbrain_rev.inference import SpeakerEmbedder
+    from speechbrain_rev.inference.evaluation import unfinished
     from speechbrain_rev.inference.model_folder import is_exported
+    from speechbrain_rev.inference.run_folder import by_our_recipe
     from speechbrain_rev.inference.trained import is_hub_id
 
     source = parsed.run_folder
     options = {"device": parsed.device, "precision": parsed.precision}
     if is_hub_id(source) or is_exported(source):
         return SpeakerEmbedder.from_hparams(source, revision=parsed.revision, **options)
+    if by_our_recipe(source) and (early := unfinished(Path(source))):
+        print(early, file=sys.stderr)
     return SpeakerEmbedder.from_run(source, **options)

@@ -207,12 +207,18 @@ def test_checkpoints_of_another_run_are_refused_and_own_ones_may_be_moved(
 
 
 def test_a_run_that_is_extended_is_none_to_start_from_or_to_take_rates_of(
-    again, folder, tmp_path
+    again, folder, data, tmp_path, capsys
 ):
+    def embed():
+        assert cli.main(["embed", str(folder), str(next(data.rglob("*.wav")))]) == 0
+        return capsys.readouterr().err
+
     assert not evaluation.unfinished(folder)
+    assert "not finished" not in embed()
     run_settings.mark_finished(folder / "save", None)
     words = f"{folder} is not finished: its weights are those of an earlier end."
     assert evaluation.unfinished(folder) == words
+    assert words in embed()
     with pytest.raises(ValueError, match=r"not finished: .* of another epoch"):
         again(output_folder=tmp_path / "new", pretrained_run=folder)
     (folder / WEIGHTS).unlink()
