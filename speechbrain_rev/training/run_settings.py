@@ -724,11 +724,6 @@ def start_from(settings: Mapping[str, Any]) -> None:
             f"pretrained_run is {folder}, which lacks hyperparams.yaml: give the "
             "output_folder of a finished run."
         )
-    if early := unfinished(folder):
-        raise ValueError(
-            f"pretrained_run: {early} Its classifier would be of another epoch. Go on with "
-            "it to its end, or give the output_folder of a finished run."
-        )
     run = plain_settings(record.read_text(encoding="utf-8"))
     theirs = run.get("speeds")
     if theirs is None or not (folder / "save" / LABELS).is_file():
@@ -751,6 +746,11 @@ def start_from(settings: Mapping[str, Any]) -> None:
         Path(settings["save_folder"], LABELS)
     ):
         raise _other_classes(record, "other speakers, or numbered differently")
+    if (folder / WEIGHTS).is_file() and (early := unfinished(folder)):
+        raise ValueError(
+            f"pretrained_run: {early} Its classifier would be of another epoch. Go on with "
+            "it to its end, or give the output_folder of a finished run."
+        )
     narrowed_from = None if theirs == ours else len(theirs)
     load_finished_run(settings["modules"], folder, narrowed_from=narrowed_from)
 

@@ -454,7 +454,7 @@ class Eight(nn.Sequential):
 
 
 UNKNOWN = {
-    "Plan for each batch, as sweep": lambda: step_of(
+    "plan for each batch, as sweep": lambda: step_of(
         NETWORKS["item"][0](), X[:4], blocks="b.*"
     ),
     "same number of rows": lambda: step_of(
@@ -488,7 +488,7 @@ def test_remedies_are_those_of_the_refusal_and_each_is_enough():
     assert batch == f"a batch of {largest_batch(step, budget)}"
     assert plan_step(step.at(int(batch.split()[-1])), budget)
     assert shorter == "shorter or smaller inputs"
-    assert blocks == "more blocks than blocks='?': what is outside of blocks stores"
+    assert blocks == "more blocks than blocks='?', for what is outside of blocks stores"
     assert size == f"a budget of {enough_text(caught.value.needed_bytes)}"
     assert plan_step(step, size.removeprefix("a budget of "))
     assert largest_batch(step, 1000) == 0
