@@ -104,15 +104,21 @@ dist: $(INSTALLED)
 release: dist
 	$(RUN) -m tests.release.wheel dist/*.whl
 
-## oldest, newest: the tests with the oldest and the newest Python and packages allowed
+## oldest, newest: the tests with the oldest and the newest Python and packages allowed;
+## each prints which ones pip gave it
 OLDEST ?= python3.10
 NEWEST ?= python3.13
+VERSIONS = import platform, torch, torchaudio; print("Python", platform.python_version(), \
+  "torch", torch.__version__, "torchaudio", torchaudio.__version__)
+oldest: export PIP_CONSTRAINT = $(CURDIR)/tests/release/oldest.txt
 oldest:
-	PIP_CONSTRAINT=$(CURDIR)/tests/release/oldest.txt \
-	  $(MAKE) test PYTHON=$(OLDEST) VENV=.venv-oldest
+	$(MAKE) .venv-oldest/installed PYTHON=$(OLDEST) VENV=.venv-oldest
+	.venv-oldest/bin/python -c '$(VERSIONS)'
+	$(MAKE) test VENV=.venv-oldest
 newest:
-	PIP_CONSTRAINT=$(CURDIR)/tests/release/newest.txt \
-	  $(MAKE) test PYTHON=$(NEWEST) VENV=.venv-newest
+	$(MAKE) .venv-newest/installed PYTHON=$(NEWEST) VENV=.venv-newest
+	.venv-newest/bin/python -c '$(VERSIONS)'
+	$(MAKE) test VENV=.venv-newest
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-newest site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

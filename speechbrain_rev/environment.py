@@ -46,10 +46,11 @@ def _version(package: str) -> str:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-    # These two must be built for each other, and only an import shows it.
-    if package in ("torch", "torchaudio"):
+    # torch and torchaudio must be built for each other; importing them shows it.
+    door = {"torch": "torch", "torchaudio": "speechbrain_rev.torchaudio_pair"}
+    if package in door:
         try:
-            importlib.import_module(package)
+            importlib.import_module(door[package])
         except (ImportError, OSError, RuntimeError) as error:
             return f"{version}, cannot be imported: {' '.join(str(error).split())}"
     return version

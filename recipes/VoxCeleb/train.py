@@ -33,6 +33,10 @@ if __name__ == "__main__" and asks_for_help(sys.argv[1:]):
     print(HELP)
     sys.exit()
 
+from speechbrain_rev import torchaudio_pair  # noqa: F401, before SpeechBrain
+
+# isort: split
+
 import warnings
 from functools import partial
 from pathlib import Path

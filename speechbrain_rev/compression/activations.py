@@ -14,7 +14,6 @@ autocast made, statistics, integers, tensors of custom functions) stays as it is
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import saved_tensors_hooks
 
 from speechbrain_rev.compression.bounds import Bound, DeviationBound, RangeBound, Rule
@@ -42,9 +42,6 @@ from speechbrain_rev.compression.layers import (
     name_of,
     names_of_layers,
 )
-
-#: The frame in which custom functions save their tensors.
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 class Place:
@@ -76,7 +73,7 @@ class Place:
         ):
             return True
         dense = self.last - self.first < self.shape.numel()
-        return dense and self.first <= other.first and other.last <= self.last
+        return bool(dense and self.first <= other.first and other.last <= self.last)
 
     def of(self, x: Tensor) -> Tensor:
         """View this place in the storage of a tensor."""
@@ -164,7 +161,7 @@ class Registration:
 class _Storage:
     """What is known of one storage while it lives."""
 
-    __slots__ = ("copies", "counter", "left", "own", "saved", "wanted")
+    __slots__ = ("copies", "counter", "keeps_all", "left", "own", "saved", "wanted")
 
     def __init__(self, x: Tensor, known: dict[int, _Storage]) -> None:
         storage = x.untyped_storage()
@@ -181,6 +178,9 @@ class _Storage:
         self.left: list[tuple[int, Place]] = []
         #: What was registered, by the version it had.
         self.wanted: dict[int, Registration] = {}
+        #: Whether a custom function saved a part and so keeps the storage alive:
+        #: compressed copies would come on top of it.
+        self.keeps_all = False
 
     def attach(self, copy: _Copy) -> None:
         """Let all that autograd saved of a copy's contents refer to the copy."""
@@ -244,13 +244,18 @@ class SavedActivations:
         if not _may_be_compressed(x):
             return saved
         storage = self._of(x)
-        if storage is None:
+        if storage is None or storage.keeps_all:
             return saved
         storage.saved.append(weakref.ref(saved))
         wanted = storage.wanted.get(saved.version)
         if wanted is not None and wanted.covers(Place(x)):
             self._compress(storage, x, wanted)
         return saved
+
+    def keep(self, x: Tensor) -> None:
+        """Leave a tensor as it is, whatever saves it from now on."""
+        if _may_be_compressed(x) and (storage := self._of(x)) is not None:
+            storage.keeps_all = True
 
     def unpack(self, saved: _Saved) -> Tensor:
         """Give autograd what it kept, or what the copy of it holds.
@@ -331,18 +336,7 @@ def _may_be_compressed(x: Tensor) -> bool:
     """Whether a tensor that is saved now can be a registered one."""
     if not x.is_floating_point() or isinstance(x, torch.nn.Parameter):
         return False
-    if x.layout is not torch.strided or not torch._C._has_storage(x):
-        return False
-    # Two frames up, past pack: what saves. A thread of autograd may have no such frame.
-    frame = sys._getframe()
-    for _ in range(2):
-        if frame.f_back is None:
-            return True
-        frame = frame.f_back
-    if frame.f_code is not _APPLY:
-        return True
-    # A custom function may do anything with what it saved, unless ``saves_layer_input``.
-    return getattr(frame.f_locals.get("cls"), "saves_layer_input", False)
+    return x.layout is torch.strided and torch._C._has_storage(x)
 
 
 def _changed(saved: _Saved) -> str:
@@ -480,6 +474,7 @@ class ActivationCompression:
             with (
                 saved_tensors_hooks(forward.saved.pack, forward.saved.unpack),
                 Watching(forward),
+                _functions_watched,
             ):
                 yield
         finally:
@@ -580,6 +575,50 @@ class _Pass:
 
 def _is_map(x: Tensor) -> bool:
     return len(x) > 0 and x.shape[2:].numel() >= SMALLEST_MAP
+
+
+class _FunctionsWatched:
+    """Passes over ``save_for_backward`` of custom functions, in all threads together."""
+
+    def __init__(self) -> None:
+        self._lock, self._count = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._count += 1
+            if self._count == 1:
+                self._torchs = FunctionCtx.save_for_backward
+                watched = _watched(self._torchs)
+                FunctionCtx.save_for_backward = watched  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                FunctionCtx.save_for_backward = self._torchs  # type: ignore[method-assign]
+
+
+def _watched(torchs: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``save_for_backward``: a function may do anything with what it saved.
+
+    Functions with ``saves_layer_input`` take back what compression makes of it.
+    """
+
+    def save_for_backward(ctx: Any, *tensors: Tensor | None) -> None:
+        torchs(ctx, *tensors)
+        function = getattr(ctx, "_forward_cls", None)
+        if not _passes.under_way or getattr(function, "saves_layer_input", False):
+            return
+        # Under no_grad a function has no successor, and autograd drops what it saves.
+        if ctx.next_functions:
+            for x in tensors:
+                if x is not None:
+                    _passes.under_way[-1].saved.keep(x)
+
+    return save_for_backward
+
+
+_functions_watched = _FunctionsWatched()
 
 
 class _Passes(threading.local):

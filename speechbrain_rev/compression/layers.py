@@ -54,12 +54,10 @@ def layer_function(kind: Kind) -> Callable[[_Function], _Function]:
         @functools.wraps(function)
         def called(x: Tensor, weight: Tensor, *more: Any, **options: Any) -> Tensor:
             if has_torch_function((x, weight)):
-                return cast(
-                    Tensor,
-                    handle_torch_function(
-                        called, (x, weight), x, weight, *more, **options
-                    ),
+                noticed: Tensor = handle_torch_function(
+                    called, (x, weight), x, weight, *more, **options
                 )
+                return noticed
             return function(x, weight, *more, **options)
 
         called.layer_kind = kind  # type: ignore[attr-defined]

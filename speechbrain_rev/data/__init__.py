@@ -1,5 +1,7 @@
 """Training speech: corpora, their preparation, reading by frame range, augmentation."""
 
+from speechbrain_rev import torchaudio_pair  # noqa: F401, imported before torchaudio
+
 from .augmentation import SpeakerAugment, add_noise, reverberate
 from .corpora import CORPORA, open_corpus
 from .corpus import (

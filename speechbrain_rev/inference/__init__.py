@@ -1,5 +1,6 @@
 """Embedding speech with a trained encoder: audio in, numpy arrays out."""
 
+from speechbrain_rev import torchaudio_pair  # noqa: F401, imported before torchaudio
 from speechbrain_rev.inference.archive import EmbeddingArchive
 from speechbrain_rev.inference.export import convert_from_speechbrain, export_run
 from speechbrain_rev.inference.extraction import (

@@ -76,11 +76,9 @@ def cudnn_flags(
 
 def _precision_flags() -> list[tuple[Any, str]]:
     """Who holds the float32 precision of matrix products and of convolutions."""
-    matmul: Any = torch.backends.cuda.matmul
-    conv = getattr(torch.backends.cudnn, "conv", None)
-    if conv is None:  # torch before 2.9
-        return [(matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32")]
-    return [(matmul, "fp32_precision"), (conv, "fp32_precision")]
+    cudnn: Any = torch.backends.cudnn
+    owners = (torch.backends.cuda.matmul, cudnn.conv)
+    return [(owner, "fp32_precision") for owner in owners]
 
 
 def flags_in_words() -> str:

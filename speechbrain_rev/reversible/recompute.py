@@ -26,8 +26,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import (
-    GradientEdge,
-    Node,
     get_gradient_edge,
     saved_tensors_hooks,
 )
@@ -144,7 +142,6 @@ class Root:
 
     def __init__(self, y: Tensor, grad: Tensor | None = None) -> None:
         self.edge = get_gradient_edge(y) if y.requires_grad else None
-        self._owner = _owner_of_graph(y) if y.requires_grad else None
         self._dtype = y.dtype
         if grad is not None:
             self.receive(grad)
@@ -152,14 +149,6 @@ class Root:
     def receive(self, grad: Tensor) -> None:
         """Take the gradient."""
         self.grad = grad.to(self._dtype)
-
-
-def _owner_of_graph(y: Tensor) -> Node | None:
-    """Keep a graph alive that ends in an autograd.Function: edges of torch 2.7 do not."""
-    if "ownership_token" in GradientEdge._fields:
-        return None
-    with torch.enable_grad():
-        return y.view_as(y).grad_fn
 
 
 def _refuse_other_leaves(

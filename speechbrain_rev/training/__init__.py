@@ -8,6 +8,7 @@ holds, and how it goes on), ``memory_plan`` (modes of an encoder's blocks), ``me
 (those of any other recipe's) and ``self_test``.
 """
 
+from speechbrain_rev import torchaudio_pair  # noqa: F401, imported before torchaudio
 from speechbrain_rev.training.epoch_log import EpochLog, check_logger
 from speechbrain_rev.training.epochs import ValidatedEpochs, dry_run
 from speechbrain_rev.training.memory_budget import MemoryBudget

@@ -25,9 +25,27 @@ COMPRESSION = [
     ),
     ACTIVATIONS_CODE(
         "compressed: custom functions get what was decoded",
-        "    if frame.f_code is not _APPLY:\n        return True\n",
-        "    return True\n",
+        "        if ctx.next_functions:\n",
+        "        if False:\n",
         ACTIVATIONS("custom_function"),
+    ),
+    ACTIVATIONS_CODE(
+        "compressed: what functions under no_grad saw is not",
+        "        if ctx.next_functions:\n",
+        "        if True:\n",
+        ACTIVATIONS("custom_function"),
+    ),
+    ACTIVATIONS_CODE(
+        "compressed: custom functions are watched after the pass",
+        "            if self._count == 0:\n",
+        "            if False:\n",
+        ACTIVATIONS("custom_functions_are_watched"),
+    ),
+    ACTIVATIONS_CODE(
+        "compressed: the first pass that ends takes the watch from the others",
+        "            if self._count == 0:\n",
+        "            if True:\n",
+        ACTIVATIONS("custom_functions_are_watched"),
     ),
     ACTIVATIONS_CODE(
         "compressed: the larger of two bounds holds",

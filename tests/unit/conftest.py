@@ -1,7 +1,9 @@
 """What tests of pictures and bars share."""
 
 import io
+import itertools
 import sys
+import time
 
 import pytest
 from matplotlib.figure import Figure
@@ -30,7 +32,12 @@ class _Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Give what makes stderr a terminal: a test calls it, for pytest replaces stderr."""
+    """Give what makes stderr a terminal: a test calls it, for pytest replaces stderr.
+
+    A second passes whenever a bar looks at the clock, so that it shows each step.
+    """
+    looks = itertools.count()
+    monkeypatch.setattr("tqdm.std.time", lambda: time.time() + next(looks))
     return lambda: _stderr(monkeypatch, _Terminal())
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import sys
-import time
 
 import pytest
 from tqdm import tqdm
@@ -71,37 +70,64 @@ def test_one_process_shows_it(terminal, counted, monkeypatch, several):
     assert not shown.getvalue()
 
 
-def waited(monkeypatch, lines, seconds=0.02):
-    """Wait for lines of a bar whose only step takes long."""
-    monkeypatch.setattr(bars, "LONG_SECONDS", seconds)
-    monkeypatch.setattr(bars, "LINE_SECONDS", seconds)
-    monkeypatch.setattr(bars, "_ALIVE_SECONDS", seconds)
-    with bars.kept_alive(progress_bar("counting", unit="number", total=2)) as bar:
-        deadline = time.monotonic() + 30
-        while sys.stderr.getvalue().count("counting:") < lines:
-            assert time.monotonic() < deadline
-            time.sleep(seconds)
-        bar.update()
+class Looks:
+    """Stands for the event that ends a bar's thread: some waits pass at once."""
+
+    def __init__(self, looks):
+        self.seconds, self._looks = [], looks
+
+    def wait(self, seconds):
+        self.seconds.append(seconds)
+        return len(self.seconds) > self._looks
+
+    def set(self):
+        """The work is done; the thread ends after its looks."""
 
 
-def test_a_step_that_takes_long_shows_lines_of_a_log(log, monkeypatch):
+@pytest.fixture
+def waited(monkeypatch):
+    """Look some times at a bar whose step takes long; list the seconds in between."""
+
+    def wait(looks):
+        event = Looks(looks)
+        monkeypatch.setattr(bars.threading, "Event", lambda: event)
+        bar = progress_bar("counting", unit="number", total=2)
+        monkeypatch.setattr(bars.threading, "Thread", Alone)
+        with bars.kept_alive(bar):
+            pass
+        return event.seconds
+
+    return wait
+
+
+class Alone:
+    """Stands for a thread: runs before its start returns."""
+
+    def __init__(self, target, daemon):
+        self.start = target
+
+    def is_alive(self):
+        return False
+
+
+def test_a_step_that_takes_long_shows_a_line_a_minute_of_a_log(log, waited):
     shown = log()
-    waited(monkeypatch, 3)
-    assert all(
-        line.startswith("counting:   0%") for line in shown.getvalue().split("\n")[:3]
-    )
+    assert waited(3) == [bars.LONG_SECONDS, *[bars.LINE_SECONDS] * 3]
+    lines = shown.getvalue().splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("counting:   0%") for line in lines)
 
 
-def test_a_step_that_takes_long_keeps_the_bar_of_a_terminal_alive(
-    terminal, monkeypatch
-):
+def test_a_step_that_takes_long_keeps_the_bar_of_a_terminal_alive(terminal, waited):
     shown = terminal()
-    waited(monkeypatch, 3)
-    # The bar is cleared at the end.
+    first, *others = waited(3)
+    assert first == bars.LONG_SECONDS > min(others) == max(others)
+    # Shown at first and at each look, and cleared at the end.
+    assert shown.getvalue().count("counting:") == 4
     assert shown.getvalue().endswith("\r")
 
 
-def test_short_work_is_shown_by_no_line_of_a_log(log, monkeypatch):
+def test_short_work_is_shown_by_no_line_of_a_log(log, waited):
     shown = log()
-    waited(monkeypatch, 0, seconds=60.0)
+    assert waited(0) == [bars.LONG_SECONDS]
     assert not shown.getvalue()

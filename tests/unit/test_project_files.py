@@ -11,6 +11,7 @@ from cffconvert.cli.create_citation import create_citation
 import speechbrain_rev
 from speechbrain_rev.cli import main
 from speechbrain_rev.inference import SpeakerEmbedder
+from speechbrain_rev.torchaudio_pair import torchaudio_for
 
 ROOT = Path(__file__).parents[2]
 FORMS = ROOT / ".github" / "ISSUE_TEMPLATE"
@@ -136,16 +137,17 @@ class TestVersions:
             assert parts[: len(bound)] == bound, package
             assert set(parts[len(bound) :]) <= {"0"}, package
 
-    def test_the_newest_torch_tested_is_the_one_below_the_upper_bound(self):
-        options = str(dict(setup_cfg()["options"]))
-        (torch,) = re.findall(r"torch>=[\d.]+,<2\.(\d+)", options)
-        (torchaudio,) = re.findall(r"torchaudio>=[\d.]+,<(2\.\d+\.\d+)", options)
-        major, minor, micro = map(int, torchaudio.split("."))
-        assert minor == int(torch) - 1, "the two are of one version"
-        assert pinned("newest.txt") == {
-            "torch": f"2.{minor}.*",
-            "torchaudio": f"{major}.{minor}.{micro - 1}",
-        }
+    def test_the_pages_name_the_torch_that_is_allowed(self):
+        options = setup_cfg()["options"]["install_requires"]
+        oldest, above = re.findall(r"torch>=2\.(\d+)\.0,<2\.(\d+)$", options, re.M)[0]
+        readme = (ROOT / "README.md").read_text()
+        allowed = rf"torch from 2\.{oldest}\s+to 2\.{int(above) - 1}\b"
+        assert re.search(allowed, readme)
+        page = (ROOT / "docs" / "troubleshooting.md").read_text()
+        for minor in range(int(oldest), int(above)):
+            (fitting,) = re.findall(rf"^\| .*2\.{minor}\b.* \| (.*) \|$", page, re.M)
+            version = torchaudio_for(f"2.{minor}.0")
+            assert version in fitting or fitting == "the same version"
 
     def test_the_changelog_has_the_form_of_keep_a_changelog(self):
         text = (ROOT / "CHANGELOG.md").read_text()

@@ -4,12 +4,14 @@ import contextlib
 import copy
 import gc
 import pickle
+import threading
 import weakref
 
 import pytest
 import torch
 from speechbrain.lobes.models.ResNet import ResNet
 from torch import nn
+from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
 from speechbrain_rev.compression import (
@@ -141,6 +143,61 @@ def test_a_custom_function_gets_what_it_saved_in_its_layout(a_layers_input):
     y.backward()
     assert seen[0].stride() == (8 * 20 * 30, 1, 8 * 30, 8)
     assert torch.equal(seen[0], exact) == (not a_layers_input)
+
+
+class Saving(torch.autograd.Function):
+    """A function of the user's own that saves its input."""
+
+    @staticmethod
+    def forward(x):
+        return x * 1
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_a_custom_function_keeps_is_not_compressed_besides(recorded):
+    network, compression = small_network(), compressor()
+    with compression.during(network):
+        hidden = network[:3](maps())
+        with torch.set_grad_enabled(recorded):
+            y = Saving.apply(hidden)
+        network[3](hidden)
+    assert y.requires_grad == recorded
+    # Under no_grad the function keeps nothing.
+    assert ("3" in compression.records) == (not recorded)
+
+
+def test_custom_functions_are_watched_while_any_thread_has_a_pass():
+    torchs = FunctionCtx.save_for_backward
+    begun, end = threading.Event(), threading.Event()
+
+    def other():
+        with compressor().during(small_network()):
+            begun.set()
+            end.wait()
+
+    thread = threading.Thread(target=other)
+    network, seen = small_network(), []
+    with contextlib.suppress(ZeroDivisionError), compressor(1e-1).during(network):
+        thread.start()
+        begun.wait()
+        hidden = network[:3](maps())
+        seen.append(FunctionCtx.save_for_backward)
+        raise ZeroDivisionError
+    seen.append(FunctionCtx.save_for_backward)
+    # Out of this thread's pass nothing is compressed that a function could lose.
+    Saving.apply(hidden).sum().backward()
+    end.set()
+    thread.join()
+    assert seen[0] is seen[1] is not torchs
+    assert FunctionCtx.save_for_backward is torchs
 
 
 @pytest.mark.parametrize("compressed", [True, False])

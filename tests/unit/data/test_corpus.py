@@ -54,7 +54,7 @@ def test_links_that_lead_to_each_other_are_named(tmp_path):
 
 
 def test_few_files_are_read_by_a_thread_each():
-    together = Barrier(THREADS, timeout=30)
+    together = Barrier(THREADS)
 
     def read(item):
         together.wait()
@@ -69,7 +69,7 @@ def test_who_leaves_early_waits_for_the_files_that_are_being_read_alone():
     def read(item):
         begun.append(item)
         if item >= first_task:
-            go_on.wait(timeout=30)
+            go_on.wait()
 
     results = read_ahead(read, range(1000), together=first_task)
     next(results)

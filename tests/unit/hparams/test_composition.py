@@ -107,7 +107,7 @@ def test_a_base_and_a_file_have_a_bounded_size(write):
         # Whoever reads it to its end does not come back.
         ("zero.yaml", r"the base of .*near\.yaml, cannot be read: "),
         ("loop.yaml", r"the base of .*near\.yaml,.*Too many levels of symbolic links"),
-        ('"a\\0b"', r"the base of .*near\.yaml,.*null byte"),
+        ('"a\\0b"', r"the base of .*near\.yaml,.*embedded null"),
         ("x" * 5000, r"the base of .*near\.yaml,.*File name too long"),
         ("[train.yaml]", "line 1: base takes the name of one file"),
         ('""', "line 1: base takes the name of one file"),

@@ -18,10 +18,6 @@ from .chains import (
     streams,
 )
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.backends.cudnn, "conv"), reason="torch before 2.9"
-)
-
 
 def write(*flags):
     cudnn = torch.backends.cudnn
