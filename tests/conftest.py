@@ -16,7 +16,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--sample",
         metavar="SEED",
-        help="of each test marked slow, run one case only, drawn by this seed",
+        help="run one case of half of the tests marked slow, drawn by this seed; "
+        "none of those marked slow(drawn=False)",
     )
 
 
@@ -59,8 +60,10 @@ def pytest_collection_modifyitems(config, items):
                 module.__file__ = None
     seed = config.getoption("--sample")
     if seed is not None:
-        left_out = set(_of_slow(items)) - set(_drawn(_of_slow(items), seed))
-        config.hook.pytest_deselected(items=[i for i in items if i in left_out])
+        drawn = set(drawn_of(_of_slow(items), seed))
+        left_out = [i for i in _of_slow(items) if i not in drawn]
+        config.hook.pytest_deselected(items=left_out)
+        left_out = set(left_out)
         items[:] = [item for item in items if item not in left_out]
 
 
@@ -75,7 +78,8 @@ def pytest_terminal_summary(terminalreporter, config):
     seed = config.getoption("--sample")
     if seed is not None:
         terminalreporter.write_line(
-            f"Of each slow test one case was run: --sample={seed} draws the same again."
+            f"One case of half of the slow tests was run: --sample={seed} draws the "
+            "same again."
         )
 
 
@@ -83,12 +87,14 @@ def _of_slow(items):
     return [item for item in items if item.get_closest_marker("slow")]
 
 
-def _drawn(items, seed):
-    """Draw a case of each test, whatever other tests there are."""
+def drawn_of(items, seed):
+    """Draw half of the tests and a case of each, whatever other tests there are."""
     cases = {}
     for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return [random.Random(f"{seed} {name}").choice(of) for name, of in cases.items()]
+        if item.get_closest_marker("slow").kwargs.get("drawn", True):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    draws = {name: random.Random(f"{seed} {name}") for name in cases}
+    return [draws[n].choice(of) for n, of in cases.items() if draws[n].random() < 0.5]
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,8 @@ from tests.compatibility.plans import (
     SPEED,
 )
 
+pytestmark = pytest.mark.slow
+
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
 assert ARCHIVES
 INTERRUPTED = [name for name, (_, killed) in make.RUNS.items() if killed]

@@ -246,14 +246,14 @@ def desktop(browser, pages):
     return {page: see(browser, page, DESKTOP, "dark") for page in pages}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_pages_are_whole_and_legible_and_report_no_error(phone, desktop):
     seen = {f"{page}, phone": shown.flaws for page, shown in phone.items()}
     seen |= {f"{page}, desktop": shown.flaws for page, shown in desktop.items()}
     assert {page: flaws for page, flaws in seen.items() if flaws} == {}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_links_lead_to_pages_and_anchors_of_the_site(phone, browser, site):
     broken = set()
     for page, shown in phone.items():

@@ -40,6 +40,6 @@ def test_runs_on_a_gpu_end_with_equal_weights_in_two_modes(tmp_path):
     check_two_modes(tmp_path, "cuda")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_runs_on_the_cpu_end_with_equal_weights_in_two_modes(tmp_path):
     check_two_modes(tmp_path, "cpu")

@@ -12,6 +12,8 @@ from speechbrain_rev.reversible import compile_pieces, compiled
 from speechbrain_rev.training import steps
 from tests.recipes.runs import FEW_STEPS, arguments, assert_same_weights
 
+pytestmark = pytest.mark.slow
+
 COMPILED = FEW_STEPS | {"compile": "true"}
 
 #: Torch's kernels, and those that inductor generates.
@@ -22,7 +24,7 @@ each_backend = pytest.mark.parametrize(
         pytest.param(
             "inductor",
             marks=[
-                pytest.mark.slow,
+                pytest.mark.slow(drawn=False),
                 pytest.mark.skipif(
                     shutil.which("g++") is None, reason="inductor needs g++ here"
                 ),

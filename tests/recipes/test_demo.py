@@ -159,7 +159,7 @@ def demo(run, tmp_path_factory):
     return output, printed.getvalue()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_the_demo_shows_memory_training_scores_and_pictures(demo, tmp_path, capsys):
     output, printed = demo
     for words in (
@@ -206,7 +206,7 @@ def table(printed):
     return printed[printed.index("EER %") : printed.index("=== 7.")]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_a_second_demo_makes_nothing_again(demo):
     output, printed = demo
     kept = ("corpus/corpus.json", "trained/embeddings/trials.npz")

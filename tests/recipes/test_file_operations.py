@@ -219,12 +219,12 @@ def training_run(corpus, tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_a_training_run_that_is_stopped_ends_as_if_it_were_not(training_run):
     check_stops(training_run, most=5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 @FAILURES
 def test_a_training_run_without_space_reports_it_and_goes_on(training_run, kind):
     check_failures(training_run, kind, most=5)

@@ -78,7 +78,7 @@ SOME_HUNDRED_STEPS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_training_in_half_precision_learns_and_counts_skipped_steps(
     train, data, tmp_path, precision

@@ -6,7 +6,7 @@ import torch
 from tests.reliability import kills
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_runs_killed_at_random_moments_end_as_if_nobody_had(
     tmp_path, fuzz_seed, pytestconfig
 ):

@@ -52,6 +52,7 @@ def channels_of(folder):
     return {tuple(json.loads(path.read_text())["channels"]) for path in paths}
 
 
+@pytest.mark.slow
 def test_a_budget_changes_memory_and_no_bit(trained, begun, caplog):
     stored = Plan.load(begun / "plan.json")
     assert set(stored.modes.values()) == {"store"}
@@ -85,7 +86,7 @@ def test_a_plan_without_a_checkpoint_is_not_taken(trained, tmp_path, caplog):
     assert (folder / "unused_plan.json").read_text() == "no plan"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_a_run_goes_on_with_its_plan_unless_the_budget_is_another(
     trained, begun, tmp_path, caplog
 ):
@@ -151,7 +152,7 @@ WIDE = SEARCHED | {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_a_limit_of_the_error_lets_plans_compress_and_is_kept(
     trained, caplog, monkeypatch
 ):

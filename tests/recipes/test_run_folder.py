@@ -75,7 +75,9 @@ def test_another_network_is_refused_and_the_run_stays_as_it_is(
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("option", ["--dry_run", "--debug"])
+@pytest.mark.parametrize(
+    "option", ["--dry_run", pytest.param("--debug", marks=pytest.mark.slow)]
+)
 def test_a_trial_in_a_run_s_folder_leaves_its_files(again, folder, option):
     """Nor does it take the run's plan where that is of another batch."""
     asked = {"memory_budget": "1GB", "batch": "7"}
@@ -111,6 +113,7 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(again, folder):
             again(*options, number_of_epochs=2)
 
 
+@pytest.mark.slow
 def test_what_is_refused_at_recovery_leaves_settings_and_plan(again, folder):
     again(number_of_epochs=2, memory_budget="1GB")
     settings, plan = folder / "hyperparams.yaml", folder / "plan.json"
@@ -337,6 +340,7 @@ def test_another_batch_names_the_rates_that_keep_the_learning_rate(
             assert kept[name] * batch_size == pytest.approx(then * 4, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_accumulated_batches_count_as_the_larger_batch_that_they_are(again, folder):
     twice = "--grad_accumulation_factor=2"
     rates = {"lr": 0.05, "final_lr": 2.5e-5}
@@ -506,6 +510,7 @@ def test_flipped_bits_are_refused_by_who_evaluates(interrupted, tmp_path):
             read(folder)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_bits_after_its_optimizer_is_converted(
     train, data, tmp_path, capsys
 ):

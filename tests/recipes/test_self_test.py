@@ -12,6 +12,8 @@ from speechbrain_rev.planner import Plan
 from tests.recipes.runs import FEW_STEPS, arguments, contents
 from tests.unit.reversible.chains import in_backward
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def planned(train, data, tmp_path_factory):
@@ -149,7 +151,7 @@ def test_a_block_that_does_not_compute_the_same_twice_ends_it_with_status_1(
     assert re.match(verdict, noise_test.verdict)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_steps_beyond_the_budget_are_compared_at_half_the_batch(noise_test):
     wide = {"n_mels": 80, "chunk_samples": 11840}
     with pytest.raises(ValueError, match="It lacks") as error:

@@ -22,7 +22,7 @@ from tests.recipes.runs import (
 )
 from tests.run_folders import write_scorable_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(drawn=False)
 
 #: In the first process of two, or in the second, something goes wrong.
 SCRIPT = """

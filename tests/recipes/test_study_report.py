@@ -470,7 +470,7 @@ def test_defaults_are_argued_by_what_the_archive_has():
     assert words in section("What limits it")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_the_figures_of_the_committed_study_come_out_of_its_scores(tmp_path):
     with tarfile.open(ARCHIVE) as tar:
         tar.extractall(tmp_path, filter="data")

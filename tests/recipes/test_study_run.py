@@ -385,7 +385,7 @@ def test_what_is_done_is_repeated_and_named_where_it_comes_out_otherwise(
 # ------------------------------------------------------------------ the whole
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_a_study_that_was_killed_goes_on_and_is_reported_and_repeats_its_bits(
     argv, scheduled, capsys
 ):

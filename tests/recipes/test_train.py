@@ -113,11 +113,11 @@ def newest(folder, name):
     [
         ({"killed_in_checkpoint": 3}, 0),
         # A step after a checkpoint within the second epoch.
-        pytest.param({"killed_at_step": 7}, 2, marks=pytest.mark.slow),
+        pytest.param({"killed_at_step": 7}, 2, marks=pytest.mark.slow(drawn=False)),
         # The step of a checkpoint, which is not yet written.
-        pytest.param({"killed_at_step": 6}, 0, marks=pytest.mark.slow),
+        pytest.param({"killed_at_step": 6}, 0, marks=pytest.mark.slow(drawn=False)),
         # Before any checkpoint.
-        pytest.param({"killed_at_step": 1}, 0, marks=pytest.mark.slow),
+        pytest.param({"killed_at_step": 1}, 0, marks=pytest.mark.slow(drawn=False)),
     ],
 )
 def test_a_run_that_was_killed_resumes_to_the_same_weights(
@@ -177,6 +177,7 @@ def test_a_trial_prints_what_training_would_do_and_leaves_nothing(
         assert not (tmp_path / name).exists()
 
 
+@pytest.mark.slow
 def test_a_terminal_is_shown_what_asks_something_and_the_log_has_the_rest(
     data, tmp_path
 ):
@@ -314,7 +315,7 @@ def test_compression_is_logged_and_its_bounds_go_on(train, data, tmp_path):
     assert again["steps"] == 2 * rule["steps"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_a_large_margin_run_starts_with_true_speakers_and_a_mixed_plan(
     train, data, tmp_path, monkeypatch
 ):

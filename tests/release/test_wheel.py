@@ -8,7 +8,7 @@ import torch
 
 from tests.release.wheel import build, copy_of_tree, install, run, use
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(drawn=False)
 
 TYPED = """\
 import torch

@@ -61,7 +61,7 @@ SOME_OR_ALL = pytest.mark.parametrize(
     "most",
     [
         pytest.param(3, id="some"),
-        pytest.param(None, id="all", marks=pytest.mark.slow),
+        pytest.param(None, id="all", marks=pytest.mark.slow(drawn=False)),
     ],
 )
 # What the system or torch says.

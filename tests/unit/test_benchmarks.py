@@ -389,6 +389,7 @@ def test_host_times_are_of_the_usual_chunks(monkeypatch):
     assert encoder.channels == build_encoder("revnet57").channels
 
 
+@pytest.mark.slow
 def test_kernels_of_normalisation_are_timed_beside_plain_operations(monkeypatch):
     with_kernels(monkeypatch, normalisation.norm.normalise_backward)
     rows = normalisation.run(CPU, NORMALISATION).rows
@@ -594,6 +595,7 @@ def test_exact_streams_must_have_the_bits_of_stored_ones():
     ]
 
 
+@pytest.mark.slow
 def test_peers_that_are_missing_have_rows_that_say_so(monkeypatch):
     for module in ("memcnn", "revtorch.revtorch", "revlib"):
         monkeypatch.setitem(sys.modules, module, None)
@@ -634,7 +636,7 @@ SETTING = planned.Setting(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_all_ways_are_measured_within_one_budget(tmp_path):
     result = planned.run(CPU, SETTING)
     rows = {(row["way"], row["batch"]): row for row in result.rows}
@@ -838,6 +840,7 @@ def test_rows_of_users_compare_with_the_same_encoder_and_its_counterpart(
     assert shown[accumulation.name]["statistics of"] == "32"
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_is_a_row_and_other_errors_are_errors(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     errors = [

@@ -136,7 +136,7 @@ def test_a_mode_is_added_by_one_row(with_the_row):
     assert seen["off by"] == pytest.approx(1, abs=0.005)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_commands_have_a_mode_that_was_added(with_the_row):
     """What was not counted is "-", and what moves to the host is not the GPU's."""
     seen = with_the_row("""

@@ -63,6 +63,7 @@ def test_parts_of_every_encoder_are_exact_where_they_can_be(name):
     assert 0.95 * others <= report.others_bytes <= others
 
 
+@pytest.mark.slow
 def test_before_is_stored_at_32_bit_and_after_is_as_asked():
     asked = {"batch": 70, "frames": 200, "optimizer_bits": 32}
     before, after = before_and_after("revnet57", mode="recompute", **asked)

@@ -200,7 +200,7 @@ def test_utterances_per_second_are_those_of_a_sweep_at_that_batch(tight):
     assert lacking.utterances_per_second is None
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_all_25_are_planned_and_predicted_within_the_budget():
     planned = plan_encoders(Training(11 * GIB, 128, 200), workers=2)
     encoders = {encoder.model.row.name: encoder for encoder in planned}
@@ -232,7 +232,10 @@ def test_a_process_that_was_ended_is_reported_with_what_to_do(monkeypatch):
         plan_encoders(TIGHT, workers=2)
 
 
-@pytest.mark.parametrize(("ended_by", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize(
+    ("ended_by", "status"),
+    [("SIGINT", 130), pytest.param("SIGTERM", 143, marks=pytest.mark.slow)],
+)
 def test_a_signal_ends_all_processes_that_plan_and_leaves_nothing(ended_by, status):
     # Where SIGINT is ignored, as by workers of xdist, a new process would ignore it.
     heeding = "import signal as s, sys; s.signal(s.SIGINT, s.default_int_handler); "
@@ -382,7 +385,7 @@ def test_batches_are_read_or_refused():
         ({"arch": "resnet34"}, ["another arch"], ["smaller chunk"]),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_only_remedies_that_can_help_a_run_are_named(changed, offered, not_offered):
     step = step_of(**{"batch": 24, **changed}).step()
     with pytest.raises(Infeasible) as caught:
@@ -533,6 +536,7 @@ def test_a_kept_plan_of_another_run_is_refused(
         made(step, first[0], **({given: values[given]} if given else {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "channels", "words"),
     [
@@ -643,6 +647,7 @@ def coarsely_compressing(*given, **changed):
     return training
 
 
+@pytest.mark.slow
 def test_counts_without_contents_are_those_of_what_was_measured():
     training = coarsely_compressing("resnet34", precision="bf16", **WIDE)
     step = training.step()

@@ -23,6 +23,8 @@ from tests.unit.reversible.chains import in_backward
 
 from .builders import CPU, TINY, step_of
 
+pytestmark = pytest.mark.slow
+
 BATCH = 4
 
 

@@ -99,7 +99,7 @@ def test_what_is_read_between_and_beyond_the_counts_is_never_below_a_count(case)
 
 @pytest.mark.parametrize(
     "case",
-    [*SAMPLE, *(pytest.param(c, marks=slow) for c in PEAKS if c not in SAMPLE)],
+    [*SAMPLE[:2], *(pytest.param(c, marks=slow) for c in PEAKS if c not in SAMPLE[:2])],
     ids=str,
 )
 def test_a_recount_finds_the_committed_work(case):

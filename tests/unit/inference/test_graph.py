@@ -121,7 +121,7 @@ assert not {"torch", "speechbrain", "speechbrain_rev"} & set(sys.modules)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_an_onnx_file_runs_without_torch_and_this_package(trained, embedder, tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
@@ -157,7 +157,7 @@ def test_an_onnx_file_runs_without_torch_and_this_package(trained, embedder, tmp
     assert float(done.stdout) == pytest.approx(verified.score, abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_a_program_of_torch_has_its_facts_and_is_that_of_the_exported_folder(
     trained, model, tmp_path, capsys
 ):

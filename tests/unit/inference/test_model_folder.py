@@ -338,7 +338,7 @@ def test_a_header_of_more_or_larger_tensors_than_expected_is_not_parsed():
 # ------------------------------------------------------------ memory and damage
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_no_attack_takes_more_than_the_stated_memory(model, exported, tmp_path):
     text, folders = exported[YAML].decode(), [model]
 

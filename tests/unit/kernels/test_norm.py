@@ -243,7 +243,7 @@ def launch():
                     kernels.normalise_backward(x, x, y, *vectors, relu=relu)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_without_a_device(compiler, capability):
     if tuple(map(int, version("triton").split(".")[:2])) < (3, 3):

@@ -111,7 +111,7 @@ def few_steps():
             steps_by(kernels, options | form)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_for_gpus(compiler, capability):
     codes, _ = compiler(compiled, kernels.__name__, few_steps, capability)

@@ -381,7 +381,9 @@ def test_each_process_loads_its_own_state(checkpointer, monkeypatch):
         assert state.value == value
 
 
-@pytest.mark.parametrize("back", ["the clock", "what was written"])
+@pytest.mark.parametrize(
+    "back", ["the clock", pytest.param("what was written", marks=pytest.mark.slow)]
+)
 def test_a_clock_set_back_neither_deletes_nor_hides_the_newest(
     tmp_path, training, monkeypatch, back
 ):

@@ -223,7 +223,10 @@ def two_layers():
     return nn.Sequential(*layers)
 
 
-@pytest.mark.parametrize(("optimizer_name", "bits"), [("sgd", 8), ("adamw", 32)])
+@pytest.mark.parametrize(
+    ("optimizer_name", "bits"),
+    [("sgd", 8), pytest.param("adamw", 32, marks=pytest.mark.slow)],
+)
 def test_the_total_is_the_peak_of_a_later_real_step_and_the_same_on_meta(
     optimizer_name, bits
 ):

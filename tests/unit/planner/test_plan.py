@@ -93,6 +93,7 @@ def test_no_plan_is_over_its_budget_and_more_budget_is_never_slower(name):
         run_within(timed, network, step, needed - SCALARS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", [True, False])
 def test_runs_of_blocks_fit_where_blocks_that_recompute_alone_do_not(measure):
     """What a plan of runs takes is counted, and an error names the least of them."""
@@ -507,6 +508,7 @@ def test_warnings_are_reported_at_the_caller_s_line(use):
     assert [warning.filename for warning in caught] == [__file__]
 
 
+@pytest.mark.slow
 def test_more_samples_fit_where_the_gradient_may_have_an_error():
     """Four samples fit 1 MiB without loss, and more with."""
     torch.manual_seed(0)
@@ -537,6 +539,7 @@ def error_of(case, modes):
     return float((other - exact).norm() / exact.norm())
 
 
+@pytest.mark.slow
 def test_a_plan_compresses_where_no_lossless_one_fits(compressing):
     case, budget = compressing, compressing.lossless_bytes * 8 // 10
     given = {"blocks": case.module.blocks, "measure": False}
@@ -663,6 +666,7 @@ def test_a_whole_batch_is_run_for_its_peak(compressing):
     assert peak == pytest.approx(compressing.profile.peak_bytes(modes), rel=0.02)
 
 
+@pytest.mark.slow
 def test_what_a_plan_that_compresses_needs_is_reported_where_none_fits():
     torch.manual_seed(0)
     module = nn.Sequential(convolutions(8, 3), convolutions(8, 1))

@@ -198,6 +198,7 @@ def test_budgets_that_nothing_fits_are_refused_before_times_are_taken(monkeypatc
             plan(plain(2), torch.randn(8, 64), budget, blocks=["?"])
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_where_it_is_is_planned_without_computing(monkeypatch):
     tried, make = [], Step.trial
 
@@ -254,6 +255,7 @@ def two_blocks(count=1):
     return nn.Sequential(convolutions(4, count), convolutions(4, count))
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_is_tried_in_part_or_not_at_all(monkeypatch):
     module, x = two_blocks(2), torch.randn(8, 4, 20, 20)
     step = step_of(module, x, blocks="?")

@@ -306,7 +306,11 @@ def activations_peak(depth, mode, kind="basic", precision=FLOAT32):
 @each_format
 @pytest.mark.parametrize(
     ("kind", "precision"),
-    [("df_bottleneck", FLOAT32), ("torch", FLOAT32), ("basic", FP16)],
+    [
+        ("df_bottleneck", FLOAT32),
+        pytest.param("torch", FLOAT32, marks=pytest.mark.slow),
+        pytest.param("basic", FP16, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_peak_memory_of_reconstruction_does_not_grow_with_depth(kind, precision):

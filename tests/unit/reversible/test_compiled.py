@@ -38,6 +38,8 @@ from .chains import (
     streams,
 )
 
+pytestmark = pytest.mark.slow
+
 #: float64 rounding, through a few blocks.
 ROUNDING = 1e-12
 STEPS = 2.0**16

@@ -394,6 +394,7 @@ def test_a_block_that_does_not_follow_the_one_before_keeps_its_input(between):
     gradients(network)  # It was reported, once.
 
 
+@pytest.mark.slow
 def test_the_peak_of_equal_blocks_grows_as_the_root_of_their_number():
     def peak(count, length):
         with torch.device("meta"):

@@ -220,7 +220,7 @@ def test_a_missing_list_and_a_folder_are_refused_by_name(tmp_path):
         read_trials(str(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_voxceleb_sized_lists_keep_each_name_once(tmp_path):
     path = tmp_path / "trials.txt"
     count = 580_000

@@ -69,7 +69,13 @@ def stored_peak(name):
     return peak, BrainStep(brain).fixed_bytes()
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "wavlm"))
+        for name in RECIPES
+    ],
+)
 def test_two_lines_change_memory_and_nothing_else(name):
     batches = batch_of(seed=1), batch_of(seed=2)
     expected = state_of(trained(brain_of(name), *batches))
@@ -162,6 +168,7 @@ def test_a_recipe_s_yaml_takes_one_line_more():
     assert all(torch.equal(value, plain[key]) for key, value in planned.items())
 
 
+@pytest.mark.slow
 def test_a_longer_batch_is_planned_before_it_runs_and_a_resumed_run_plans_nothing(
     tmp_path, monkeypatch
 ):
@@ -755,7 +762,7 @@ with open(f"{folder}/{rank}.json", "w") as file:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)
 def test_two_processes_take_one_plan_and_train_as_without(tmp_path):
     def run(budget):
         folder = tmp_path / budget
