@@ -26,10 +26,7 @@ def torchaudio_for(torch_version: str) -> str:
     >>> torchaudio_for("2.12.0"), torchaudio_for("2.15.0+cpu")
     ('2.11.0', '2.11.1')
     """
-    release = torch_version.partition("+")[0]
-    minor = int(release.split(".")[1])
-    if minor < 11:
-        return release
+    minor = int(torch_version.split(".")[1])
     return "2.11.0" if minor < 13 else "2.11.1"
 
 

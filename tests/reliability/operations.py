@@ -415,6 +415,8 @@ class _Disk:
                 if hasattr(accessor, name):
                     setattr(accessor, name, changed)
         io.open = builtins.open = self._opened
+        if accessor := getattr(pathlib, "_normal_accessor", None):
+            accessor.open = self._opened  # of Python 3.10, too
         opened = os.open
 
         def open_file(path: Any, flags: int, mode: int = 0o777, **given: Any) -> int:

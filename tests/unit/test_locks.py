@@ -86,7 +86,7 @@ def test_a_disk_that_is_full_does_not_hinder_a_lock(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("os.ftruncate", full)
+    monkeypatch.setattr("os.write", full)
     # Whose it is could not be written.
     message = r"Another process is packing it\. Wait for"
     with locked(tmp_path / LOCK, "it", "packing"):

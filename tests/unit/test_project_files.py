@@ -146,8 +146,7 @@ class TestVersions:
         page = (ROOT / "docs" / "troubleshooting.md").read_text()
         for minor in range(int(oldest), int(above)):
             (fitting,) = re.findall(rf"^\| .*2\.{minor}\b.* \| (.*) \|$", page, re.M)
-            version = torchaudio_for(f"2.{minor}.0")
-            assert version in fitting or fitting == "the same version"
+            assert torchaudio_for(f"2.{minor}.0") in fitting
 
     def test_the_changelog_has_the_form_of_keep_a_changelog(self):
         text = (ROOT / "CHANGELOG.md").read_text()

@@ -50,8 +50,6 @@ def test_the_sentence_names_both_versions_and_what_to_install(tmp_path):
 @pytest.mark.parametrize(
     ("torch", "torchaudio", "remedy"),
     [
-        ("2.9.1", "2.11.0", "pip install torchaudio==2.9.1"),
-        ("2.10.0", "2.11.1", "pip install torchaudio==2.10.0"),
         ("2.11.0+cu130", "2.11.1", "pip install torchaudio==2.11.0"),
         ("2.12.0", "2.11.1+cpu", "pip install torchaudio==2.11.0"),
         ("2.15.0", "2.11.0", "pip install torchaudio==2.11.1"),

@@ -189,7 +189,8 @@ def test_two_arrays_of_one_name_are_refused(path):
         ({"name": [1, 2]}, "column name is of int64, not of texts"),
         ({"source": ["s", None]}, "2 names for 1 sources"),
         ({"embedding": "no lists"}, "are string, not lists of float32"),
-        ({"embedding": [None, [1.0] * 3]}, "an embedding, or a number of one"),
+        # pyarrow before 26 refuses the file itself.
+        ({"embedding": [None, [1.0] * 3]}, "(an embedding, or a number|of size=3)"),
         ({"embedding": [[1.0, None, 1.0]] * 2}, "an embedding, or a number of one"),
         ({"embedding": [[float("nan")] * 3] * 2}, "of 'a' holds NaN"),
         ({"metadata": {}}, "fingerprint"),
