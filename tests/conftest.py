@@ -91,7 +91,7 @@ def drawn_of(items, seed):
     """Draw half of the tests and a case of each, whatever other tests there are."""
     cases = {}
     for item in items:
-        if item.get_closest_marker("slow").kwargs.get("drawn", True):
+        if all(mark.kwargs.get("drawn", True) for mark in item.iter_markers("slow")):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     draws = {name: random.Random(f"{seed} {name}") for name in cases}
     return [draws[n].choice(of) for n, of in cases.items() if draws[n].random() < 0.5]

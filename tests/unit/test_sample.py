@@ -6,11 +6,11 @@ from tests.conftest import drawn_of
 
 
 def slow_items(count, cases, **options):
-    mark = SimpleNamespace(kwargs=options)
+    marks = [SimpleNamespace(kwargs={}), SimpleNamespace(kwargs=options)]
     return [
         SimpleNamespace(
             nodeid=f"tests/test_a.py::test_{number}[{case}]",
-            get_closest_marker=lambda name: mark,
+            iter_markers=lambda name: marks,
         )
         for number in range(count)
         for case in range(cases)
