@@ -41,7 +41,7 @@ check: $(INSTALLED)
 	$(RUN) -m yamllint -d '{extends: relaxed, rules: {line-length: {max: 100}}}' hparams
 
 ## sample: one case of half of the slow tests, drawn by SEED, which is the commit; not of
-## those marked slow(drawn=False); about 4 minutes on 2 idle cores
+## those marked slow(drawn=False); about 3 minutes on 2 idle cores
 SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo 0)
 sample: $(INSTALLED)
 	$(PYTEST) -m "slow and not gpu" --sample=$(SEED)
