@@ -570,7 +570,9 @@ def _head_step_bytes(head: Head, batch: int) -> int:
         return 0
     with torch.device("meta"):
         classifier, loss = head_modules(head)
-        embeddings = torch.empty(batch, 1, head.embedding_dim, requires_grad=True)
+        embeddings = torch.empty(
+            batch, 1, head.embedding_dim, requires_grad=True, dtype=torch.float32
+        )
         targets = torch.zeros(batch, 1, dtype=torch.long)
     make_gradients(classifier)
     embeddings.grad = torch.zeros_like(embeddings)

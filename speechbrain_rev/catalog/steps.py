@@ -136,7 +136,9 @@ def encoder_step(
     first = next(alike, row)
 
     def inputs(batch: int, device: torch.device) -> Tensor:
-        return torch.randn(batch, training.frames, encoder.n_mels, device=device)
+        return torch.randn(
+            batch, training.frames, encoder.n_mels, device=device, dtype=torch.float32
+        )
 
     return Step(
         encoder,
@@ -419,7 +421,9 @@ class TrainingStep:
         on_gpu = self.device.type == "cuda"
 
         def inputs(batch: int, device: torch.device) -> Tensor:
-            return torch.randn(batch, self.frames, encoder.n_mels, device=device)
+            return torch.randn(
+                batch, self.frames, encoder.n_mels, device=device, dtype=torch.float32
+            )
 
         def loss(batch: int, device: torch.device, copied: Copy) -> Loss:
             classifier = copied(self.classifier)
@@ -491,7 +495,7 @@ def staying_bytes(step: TrainingStep) -> int:
     report = breakdown(
         held,
         lambda: None,
-        inputs=[torch.empty(0, device="meta")],
+        inputs=[torch.empty(0, device="meta", dtype=torch.float32)],
         optimizer=step.make_optimizer(held.parameters()),
     )
     return report.total_bytes + step.batch * step.frames * INPUT_BYTES_PER_FRAME
@@ -588,7 +592,7 @@ def training_step(
     """
     with torch.device(device):
         encoder = build_encoder(name, mode=mode, widths=widths, blocks=blocks)
-        feats = torch.randn(batch, frames, encoder.n_mels)
+        feats = torch.randn(batch, frames, encoder.n_mels, dtype=torch.float32)
     make_gradients(encoder)
     return encoder, lambda: encoder(feats).square().sum().backward()
 

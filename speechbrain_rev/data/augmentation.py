@@ -308,7 +308,7 @@ class SpeakerAugment:
         self._speed_index = torch.randint(
             len(self.speeds), (len(wavs),), generator=draws
         )
-        places = torch.rand(len(wavs), generator=draws).tolist()
+        places = torch.rand(len(wavs), generator=draws, dtype=torch.float32).tolist()
         chunks = wavs.new_empty(len(wavs), self.chunk_samples)
         for index, speed in enumerate(self.speeds):
             rows = (self._speed_index == index).nonzero().flatten().tolist()
@@ -331,7 +331,9 @@ class SpeakerAugment:
         disturbs = any([self.noise_files, self.rir_files])
         # Drawn even where unused: an utterance's draws must not depend on the folders'
         # contents, nor on what its neighbours in the batch drew.
-        numbers = torch.rand(len(wavs), 5, generator=draws).tolist()
+        numbers = torch.rand(
+            len(wavs), 5, generator=draws, dtype=torch.float32
+        ).tolist()
         for row, (lot, kind, choice, place, level) in enumerate(numbers):
             if lot >= self.augment_prob or not disturbs:
                 continue
@@ -350,7 +352,10 @@ class SpeakerAugment:
                 )
                 _, rirs[row] = self._first_readable(self.rir_files, choice, read)
         if noises:
-            rows, levels = list(noises), torch.tensor(snrs_db).to(wavs).unsqueeze(1)
+            rows, levels = (
+                list(noises),
+                torch.tensor(snrs_db, dtype=torch.float32).to(wavs).unsqueeze(1),
+            )
             wavs[rows] = add_noise(wavs[rows], _stacked(noises, wavs), levels)
         if rirs:
             rows = list(rirs)
@@ -484,7 +489,7 @@ def reverberate(wav: torch.Tensor, rir: torch.Tensor) -> torch.Tensor:
     energy = rir.square().sum(dim=-1, keepdim=True)
     echoed = fftconvolve(wav, rir / energy.sqrt())
     direct_path = rir.abs().argmax(dim=-1, keepdim=True)
-    places = direct_path + torch.arange(samples, device=wav.device)
+    places = direct_path + torch.arange(samples, device=wav.device, dtype=torch.int64)
     return torch.where(energy > 0, echoed.gather(-1, places), wav)
 
 

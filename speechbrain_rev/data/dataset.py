@@ -176,7 +176,7 @@ class ChunkDataset(Dataset[Chunk]):
         ValueError
             If it cannot be read, nor can those that were drawn in its place.
         """
-        return self._chunk(place, torch.empty(self.samples))
+        return self._chunk(place, torch.empty(self.samples, dtype=torch.float32))
 
     def __getitems__(self, places: Sequence[tuple[int, int]]) -> ChunkBatch:
         """Read the chunks of a batch into one tensor, as a loader asks for them.
@@ -195,7 +195,7 @@ class ChunkDataset(Dataset[Chunk]):
         ValueError
             As for one of them.
         """
-        wavs = torch.empty(len(places), self.samples)
+        wavs = torch.empty(len(places), self.samples, dtype=torch.float32)
         return collate_chunks(
             [self._chunk(p, row) for p, row in zip(places, wavs, strict=True)], wavs
         )
@@ -258,9 +258,13 @@ def collate_chunks(
         return items
     if wavs is None:
         wavs = torch.stack([item.wav for item in items])
-    speakers = torch.tensor([item.speaker for item in items]).unsqueeze(1)
+    speakers = torch.tensor(
+        [item.speaker for item in items], dtype=torch.int64
+    ).unsqueeze(1)
     unread = [file for item in items for file in item.unread]
-    return ChunkBatch(wavs, torch.ones(len(items)), speakers, unread)
+    return ChunkBatch(
+        wavs, torch.ones(len(items), dtype=torch.float32), speakers, unread
+    )
 
 
 def repeat_to(wav: torch.Tensor, samples: int) -> torch.Tensor:

@@ -84,7 +84,7 @@ def resample_blocks(blocks: Iterable[Tensor], ratio: Fraction) -> Iterator[Tenso
         yield from blocks
         return
     period, made, around = ratio.denominator, ratio.numerator, _around(ratio)
-    held, before = torch.empty(0), 0
+    held, before = torch.empty(0, dtype=torch.float32), 0
     for block in blocks:
         held = torch.cat([held, block])
         ready = len(held) // period - before - around

@@ -491,7 +491,9 @@ def convert_from_speechbrain(
     if (folder / CLASSIFIER).exists():
         classifier = load_listed(folder, CLASSIFIER)
         head = Head(settings["out_n_neurons"], settings["embedding_dim"])
-        expected = {"weight": torch.empty(head.weight_shape, device="meta")}
+        expected = {
+            "weight": torch.empty(head.weight_shape, device="meta", dtype=torch.float32)
+        }
         check_tensors(classifier, expected, folder / CLASSIFIER)
     with _new_folder(out) as new, folder_whole(new) as part:
         (part / HYPERPARAMS).write_text(model_yaml(settings), encoding="utf-8")

@@ -181,13 +181,15 @@ class SpeechBrainFbank(nn.Module):
         with autocast_off(waveforms.device):
             if samples is None:
                 features = self.compute_features(waveforms)
-                whole = torch.ones(len(features), device=features.device)
+                whole = torch.ones(
+                    len(features), device=features.device, dtype=torch.float32
+                )
                 return self.mean_var_norm(features, whole), None
             frames = fbank_frames(samples, self.sample_rate)
             features = padded_fbank(self.compute_features, waveforms, frames)
             counted = within(frames, features.shape[1])
             normalised = self.mean_var_norm(features, counted)
-        return normalised, frames / features.shape[1]
+        return normalised, frames.float() / features.shape[1]
 
 
 class KaldiFbank(nn.Module):
@@ -258,8 +260,10 @@ class KaldiFbank(nn.Module):
         hop = self.sample_rate * KALDI_HOP_MS // 1000
         whole = 1 + (waveforms.shape[1] - window) // hop
         padded = F.pad(padded, (0, 0, 0, whole - padded.shape[1]))
-        frames = torch.tensor([len(f) for f in features], device=padded.device)
-        return padded, frames / padded.shape[1]
+        frames = torch.tensor(
+            [len(f) for f in features], device=padded.device, dtype=torch.int64
+        )
+        return padded, frames.float() / padded.shape[1]
 
     def _features(self, waveform: Tensor) -> Tensor:
         with autocast_off(waveform.device):
@@ -333,7 +337,7 @@ def without_padding(power: Tensor, frames: Tensor) -> Tensor:
     >>> without_padding(torch.ones(2, 3, 1), torch.tensor([3, 1])).squeeze(2).tolist()
     [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
     """
-    positions = torch.arange(power.shape[1], device=power.device)
+    positions = torch.arange(power.shape[1], device=power.device, dtype=torch.int64)
     own = positions < frames.to(power.device).unsqueeze(1)
     return power.where(own.unsqueeze(2), 0)
 
@@ -361,7 +365,7 @@ def within(frames: Tensor, longest: int) -> Tensor:
     >>> within(torch.tensor([4, 2]), 4).tolist()
     [0.875, 0.375]
     """
-    return (frames - 0.5) / longest
+    return (frames.float() - 0.5) / longest
 
 
 def fbank_frames(samples: Tensor, sample_rate: int) -> Tensor:
@@ -480,7 +484,9 @@ class FbankStatistics(nn.Module):
     def forward(self, waveforms: Tensor, samples: Tensor | None = None) -> Tensor:
         """Map [batch, samples], of which ``samples`` count, to [batch, 1, statistics]."""
         if samples is None:
-            samples = torch.full((len(waveforms),), waveforms.shape[1])
+            samples = torch.full(
+                (len(waveforms),), waveforms.shape[1], dtype=torch.int64
+            )
         frames = fbank_frames(samples, self.sample_rate)
         with autocast_off(waveforms.device):
             features = padded_fbank(self.compute_features, waveforms, frames)

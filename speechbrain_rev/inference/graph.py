@@ -125,7 +125,9 @@ class SpeechBrainGraphFbank(nn.Module):
         power = self.power_spectra(waveforms)
         frames, longest = fbank_frames(samples, self.sample_rate), power.shape[1]
         features = self.compute_fbanks(without_padding(power, frames))
-        return self.mean_var_norm(features, within(frames, longest)), frames / longest
+        return self.mean_var_norm(
+            features, within(frames, longest)
+        ), frames.float() / longest
 
 
 class KaldiGraphFbank(nn.Module):
@@ -156,7 +158,9 @@ class KaldiGraphFbank(nn.Module):
         frames = FULL_SCALE * torch.eye(self.window, dtype=torch.float64)
         frames = frames - frames.mean(dim=1, keepdim=True)
         before = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)
-        hamming = torch.hamming_window(self.window, periodic=False).double()
+        hamming = torch.hamming_window(
+            self.window, periodic=False, dtype=torch.float32
+        ).double()
         windowed = (frames - _PREEMPHASIS * before) * hamming
         transform = torch.fft.rfft(windowed, n_fft)
         self.power_spectra = PowerSpectra(transform, hop=self.hop, padding=0)
@@ -180,7 +184,9 @@ class KaldiGraphFbank(nn.Module):
         features = energies.clamp_min(torch.finfo(torch.float32).eps).log()
         frames = 1 + (samples - self.window) // self.hop
         longest = features.shape[1]
-        return self.mean_var_norm(features, within(frames, longest)), frames / longest
+        return self.mean_var_norm(
+            features, within(frames, longest)
+        ), frames.float() / longest
 
 
 #: By the word that hyperparams.yaml has for each.
@@ -266,7 +272,10 @@ def exported(graph: EmbeddingGraph) -> ExportedProgram:
         second is the shortest that it takes.
     """
     second = graph.sample_rate
-    example = torch.zeros(2, second // 2), torch.tensor([second // 2, second // 3])
+    example = (
+        torch.zeros(2, second // 2, dtype=torch.float32),
+        torch.tensor([second // 2, second // 3], dtype=torch.int64),
+    )
     batch = Dim("batch", min=1)
     longest = Dim("longest", min=int(MINIMUM_SECONDS * second))
     with torch.no_grad():
@@ -419,7 +428,7 @@ def deviation_of(embed: Embed, trained: Trained) -> float:
     ).eval()
     distances = []
     for seconds in ([1.0, 0.61, 0.25], [1.387]):
-        samples = torch.tensor([int(s * rate) for s in seconds])
+        samples = torch.tensor([int(s * rate) for s in seconds], dtype=torch.int64)
         waveforms = _signal(samples, rate)
         with torch.no_grad():
             expected = model(waveforms, samples).squeeze(1)
@@ -432,15 +441,19 @@ def deviation_of(embed: Embed, trained: Trained) -> float:
 def _signal(samples: Tensor, rate: int) -> Tensor:
     """Make harmonics of gliding pitch in noise, that stop where each utterance ends."""
     noise = torch.Generator().manual_seed(0)
-    time = torch.arange(int(samples.max())) / rate
-    pitch = torch.linspace(90, 240, len(samples)).unsqueeze(1)
+    time = torch.arange(int(samples.max()), dtype=torch.float32) / rate
+    pitch = torch.linspace(90, 240, len(samples), dtype=torch.float32).unsqueeze(1)
     phase = 2 * torch.pi * (pitch * time + 20 * time.square())
     voices = sum(torch.sin(k * phase) / k for k in range(1, 15))
     assert isinstance(voices, Tensor)
     loudness = 0.6 + 0.4 * torch.sin(2 * torch.pi * 3 * time)
     signal = 0.1 * voices * loudness
-    signal = signal + 0.005 * torch.randn(signal.shape, generator=noise)
-    return signal * (torch.arange(signal.shape[1]) < samples.unsqueeze(1))
+    signal = signal + 0.005 * torch.randn(
+        signal.shape, generator=noise, dtype=torch.float32
+    )
+    return signal * (
+        torch.arange(signal.shape[1], dtype=torch.int64) < samples.unsqueeze(1)
+    )
 
 
 def _pt2_bytes(program: ExportedProgram, metadata: Mapping[str, str]) -> bytes:

@@ -194,7 +194,7 @@ class RepeatedShapes:
         if min(lengths) == length:
             return batch, None
         rest = batch.new_zeros(rows, length - batch.shape[1], *batch.shape[2:])
-        own = torch.tensor(lengths, device=batch.device)
+        own = torch.tensor(lengths, device=batch.device, dtype=torch.int64)
         return torch.cat([batch, rest], dim=1), own
 
     def _rounded(self, length: int) -> int:
@@ -310,7 +310,7 @@ def cut(
     >>> [(s, len(w)) for s, w in cut([torch.ones(5), torch.ones(4)], 4, 2)]
     [(0, 4), (2, 4), (4, 4), (5, 4)]
     """
-    held, first, start = torch.empty(0), 0, 0
+    held, first, start = torch.empty(0, dtype=torch.float32), 0, 0
     for block in blocks:
         held = torch.cat([held, block])
         end = first + len(held)

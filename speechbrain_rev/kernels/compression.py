@@ -305,7 +305,7 @@ def unpack_dense(
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether Triton can be imported and compiles for these floats; tried once."""
     x = torch.tensor([0.0, 1.0], dtype=dtype, device=device)
-    scale = torch.tensor([0.5, 1.0, 1.0], device=device)
+    scale = torch.tensor([0.5, 1.0, 1.0], device=device, dtype=torch.float32)
     try:
         counted = statistics(x)
         sizes(x, scale, counted)

@@ -277,7 +277,7 @@ def step_of(x: Tensor) -> int | None:
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether Triton can be imported and compiles for these floats; tried once."""
     x = torch.zeros(1, 1, 1, 2, dtype=dtype, device=device)
-    vectors = [torch.ones(1, device=device)] * 4
+    vectors = [torch.ones(1, device=device, dtype=torch.float32)] * 4
     try:
         normalise(torch.empty_like(x), x, *vectors, relu=True)
         normalise_backward(x, x, None, *vectors, relu=True)

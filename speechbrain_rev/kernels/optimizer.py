@@ -311,7 +311,7 @@ def _update_kernel(
 def _finite_kernel(
     addresses, layouts, starts, first_tiles, tensors, healthy, TILE: tl.constexpr
 ):  # fmt: skip
-    """Clear a flag where a gradient is not finite."""
+    """Clear a flag where the square of a gradient is not finite."""
     tile = tl.program_id(0).to(tl.int64)
     tensor = _found(first_tiles, tensors, tile)
     start = tl.load(starts + tensor)
@@ -324,12 +324,13 @@ def _finite_kernel(
     )
     _, offset = _offsets(element.to(tl.int32), layouts + 11 * tensor)
     g = tl.load(_pointer(addresses, 2 * tensor + 1) + offset, mask=own, other=0.0)
-    if tl.max((g - g != 0).to(tl.int32), axis=0) > 0:
+    square = g * g
+    if tl.max((square - square != 0).to(tl.int32), axis=0) > 0:
         tl.store(healthy, 0.0)
 
 
 def clear_unless_finite(healthy: Tensor, table: TensorTable) -> None:
-    """Clear a flag, [1], unless all gradients are finite."""
+    """Clear a flag, [1], unless the squares of all gradients are finite."""
     arrays = _arrays(table)
     tiles = arrays.first_tiles_list[-1]
     _launch(
@@ -467,11 +468,16 @@ def on_device(values: Sequence[float], like: Tensor, dtype: torch.dtype) -> Tens
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether Triton can be imported and compiles for such weights; tried once."""
     weight = torch.ones(8, dtype=dtype, device=device)
-    steps, healthy = torch.ones(2, device=device), torch.ones(1, device=device)
+    steps, healthy = (
+        torch.ones(2, device=device, dtype=torch.float32),
+        torch.ones(1, device=device, dtype=torch.float32),
+    )
     table = TensorTable([weight], [torch.ones_like(weight)], [0, 8], steps)
     states = [torch.zeros(8, dtype=torch.uint8, device=device) for _ in range(2)]
-    scales = [torch.zeros(1, device=device) for _ in range(2)]
-    maps = [Map(*(torch.zeros(256, device=device) for _ in range(4)))]
+    scales = [torch.zeros(1, device=device, dtype=torch.float32) for _ in range(2)]
+    maps = [
+        Map(*(torch.zeros(256, device=device, dtype=torch.float32) for _ in range(4)))
+    ]
     try:
         clear_unless_finite(healthy, table)
         for adam in (False, True):

@@ -133,7 +133,9 @@ def maps_and_masks(
     if lengths is None and not padding:
         return x, [None] * geometry.levels
     if lengths is None:
-        valid = torch.full((x.shape[0], 1), float(frames), device=x.device)
+        valid = torch.full(
+            (x.shape[0], 1), float(frames), device=x.device, dtype=torch.float32
+        )
     else:
         # Not waiting for the copy: the step must not wait for the device either.
         relative = lengths.to(x.device, non_blocking=True).float().unsqueeze(1)
@@ -149,7 +151,7 @@ def maps_and_masks(
 
 
 def _mask(valid: Tensor, time: int) -> Tensor:
-    positions = torch.arange(time, device=valid.device)
+    positions = torch.arange(time, device=valid.device, dtype=torch.int64)
     return (positions < valid).float()[:, None, None, :]
 
 

@@ -177,10 +177,14 @@ def parameter_groups(params: Any) -> list[dict[str, Any]]:
 
 def read_parameters(
     group: Mapping[str, Any], others: Collection[torch.Tensor], bits: int
-) -> list[torch.Tensor]:
-    """Read the parameters of a group, beside those that an optimizer has already."""
+) -> list[Any]:
+    """Read the parameters of a group, beside those that an optimizer has already.
+
+    Pairs of name and parameter, as of ``named_parameters()``, are left for torch to take.
+    """
     params = group.get("params", ())
-    params = [params] if isinstance(params, torch.Tensor) else list(params)
+    given = [params] if isinstance(params, torch.Tensor) else list(params)
+    params = [each[1] if _is_named(each) else each for each in given]
     if not params:
         raise ValueError("params is empty; give the parameters of the network.")
     for index, param in enumerate(params):
@@ -204,7 +208,11 @@ def read_parameters(
             "params holds a parameter twice, which would be updated twice. A module's "
             "own parameters() gives shared parameters once."
         )
-    return params
+    return given
+
+
+def _is_named(each: Any) -> bool:
+    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str)
 
 
 def parameters_to_keep(

@@ -155,7 +155,9 @@ def placeholders(
             for number in group["params"]:
                 state = state_dict["state"].get(number, {})
                 moments = stored_moments({**state, **state.get(WRAPPED, {})})
-                like = torch.empty(moments[0].shape if moments else 0)
+                like = torch.empty(
+                    moments[0].shape if moments else 0, dtype=torch.float32
+                )
                 if channels_last and like.ndim == 4:
                     like = like.to(memory_format=torch.channels_last)
                 groups[-1].append(torch.nn.Parameter(like))
@@ -296,7 +298,7 @@ def convert_checkpoint(
                 torch.empty_like(param, device=moment.device).copy_(moment)
                 for moment in moments_of(state, block)
             ]
-            step = {"step": torch.tensor(float(state["step"]))}
+            step = {"step": torch.tensor(float(state["step"]), dtype=torch.float32)}
             state.clear()
             state.update({} if name == "sgd" else step)
             state.update(zip(STATES_OF_TORCH[name], moments, strict=True))

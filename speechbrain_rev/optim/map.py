@@ -39,7 +39,7 @@ def dynamic_tree(*, signed: bool) -> torch.Tensor:
     >>> dynamic_tree(signed=False)[[0, 1, 255]]
     tensor([0.0000e+00, 3.2500e-07, 1.0000e+00])
     """
-    values = [torch.tensor([0.0, 1.0], device="cpu")]
+    values = [torch.tensor([0.0, 1.0], device="cpu", dtype=torch.float32)]
     for zeros in range(7):
         intervals = 2 ** ((6 if signed else 7) - zeros)
         edges = torch.linspace(0.1, 1, intervals + 1, dtype=torch.float32, device="cpu")
@@ -63,7 +63,9 @@ def map_of(signed: bool, device: torch.device) -> Map:
     # The largest float32 that is not above the exact midpoint has the floats above the
     # midpoint above it too.
     midpoints = exact.float()
-    below = midpoints.nextafter(torch.tensor(-math.inf, device="cpu"))
+    below = midpoints.nextafter(
+        torch.tensor(-math.inf, device="cpu", dtype=torch.float32)
+    )
     midpoints = torch.where(midpoints.double() > exact, below, midpoints)
     first = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cpu") * 2**16
     limits = torch.stack([first, first + (2**16 - 1)]).view(torch.float32)

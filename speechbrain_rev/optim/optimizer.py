@@ -132,15 +132,20 @@ class _EightBit(torch.optim.Optimizer):
         if self._options["backend"] == "bitsandbytes":
             bitsandbytes.library()
         self._arenas: list[Arena] = []
+        #: Of arenas that were laid out anew.
+        self._skipped_before = 0
         block, pack_small = self._options["block"], self._options["pack_small"]
         form = {"block_size": block, "pack_small": pack_small}
         super().__init__(groups, options | form)
 
     @property
     def skipped_steps(self) -> int:
-        """How many steps changed nothing, as a gradient was not finite; waits for a GPU."""
+        """How many steps changed nothing, as a gradient's square was not finite.
+
+        Reading it waits for a GPU.
+        """
         counts = (arena.tried - float(arena.table.steps[-1]) for arena in self._arenas)
-        return int(max(counts, default=0))
+        return self._skipped_before + int(max(counts, default=0))
 
     def read_moments(self, param: Tensor) -> list[Tensor]:
         """Read the moments of a parameter in float32; none before its first gradient."""
@@ -148,12 +153,12 @@ class _EightBit(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all weights that have a gradient, unless a gradient is not finite.
+        """Update all weights that have a gradient, unless a gradient's square overflows.
 
         Raises
         ------
         ValueError
-            If a gradient is sparse, or a weight has moved to another device or type since
+            If a gradient is sparse, or a weight has another device, type or shape since
             its states were made. Nothing is changed then.
         """
         loss = None
@@ -167,17 +172,17 @@ class _EightBit(torch.optim.Optimizer):
                     f"{param.grad.layout}, but with 8-bit states gradients must be "
                     f"dense. Build the layer with sparse=False."
                 )
-            steps = self.state[param]["step"] if param in self.state else param
-            if (param.device, param.dtype) != (steps.device, torch.float32):
+            first = self.state.get(param, {}).get("state1", param)
+            if param.dtype != torch.float32 or (
+                (param.device, param.shape) != (first.device, first.shape)
+            ):
                 raise ValueError(
                     f"params[{index}], shape {list(param.shape)}, is {param.dtype} on "
-                    f"{param.device} now, but its states are of float32 on {steps.device}. "
-                    f"Move the network first, build its optimizer after that, and load "
-                    f"a checkpoint last."
+                    f"{param.device} now, but its states are of float32, shape "
+                    f"{list(first.shape)}, on {first.device}. Move or resize the network "
+                    f"first, build its optimizer after that, and load a checkpoint last."
                 )
-        for number, group in enumerate(self.param_groups):
-            new = (p for p in group["params"] if p.grad is not None)
-            self._add_arenas(number, {p: 0 for p in new if p not in self.state})
+        self._follow_groups()
         active = [arena for arena in self._arenas if arena.set_gradients()]
         # What a loss scaler hands over.
         found, scale = (getattr(self, k, None) for k in ("found_inf", "grad_scale"))
@@ -221,6 +226,27 @@ class _EightBit(torch.optim.Optimizer):
             backend = _backend(table.steps, name)
             backend.update(table, packed, rule, healthy, corrections, maps)
 
+    def _follow_groups(self) -> None:
+        """Lay states out anew where groups, parameters or states have been exchanged."""
+        laid_out = {
+            param: (arena.group, id(state))
+            for arena in self._arenas
+            for param, state in arena.states.items()
+        }
+        groups = [group["params"] for group in self.param_groups]
+        states = {p: self.state.get(p, {}) for params in groups for p in params}
+        if laid_out != {
+            param: (number, id(states[param]))
+            for number, params in enumerate(groups)
+            for param in params
+            if states[param]
+        }:
+            self._skipped_before = self.skipped_steps
+            self._lay_out(states, self._storage.block)
+        for number, params in enumerate(groups):
+            new = (p for p in params if p.grad is not None and not states[p])
+            self._add_arenas(number, {p: 0 for p in new if p.numel()})
+
     def _add_arenas(self, group: int, numbers: Mapping[Tensor, int]) -> None:
         """Make the states of parameters; those of one number and device lie together."""
 
@@ -240,8 +266,11 @@ class _EightBit(torch.optim.Optimizer):
     def take_up(self, checkpoint: dict[str, Any], block: int) -> None:
         """Load a checkpoint that was read, whose 8-bit states have such blocks."""
         super().load_state_dict({**checkpoint, "state": {}})
+        self._lay_out(by_parameter(self, checkpoint), block)
+
+    def _lay_out(self, saved: Mapping[Tensor, Any], block: int) -> None:
+        """Make buffers of the states that parameters have; the others begin anew."""
         self._arenas.clear()
-        saved = by_parameter(self, checkpoint)
         for number, group in enumerate(self.param_groups):
             stepped = (p for p in group["params"] if saved[p])
             self._add_arenas(
@@ -535,8 +564,9 @@ def build_optimizer(
     A second moment that 8 bits would round to zero takes the least value above zero.
     Otherwise Adam would divide by ``eps`` alone.
 
-    At 8 bits a step with a gradient that is not finite changes nothing, neither weights
-    nor states nor the count of steps, and waits for nothing;
+    At 8 bits a step with a gradient that is not finite, or whose square is not (beyond
+    1.8e19), changes nothing, neither weights nor states nor the count of steps, and waits for
+    nothing;
     ``optimizer.skipped_steps`` counts such steps. At 32 bits moments become NaN, as torch's do.
     ``torch.amp.GradScaler`` hands its own verdict over without waiting, too.
 

@@ -137,12 +137,12 @@ def dequantise(
 
 
 def clear_unless_finite(healthy: Tensor, table: TensorTable) -> None:
-    """Clear a flag, [1], unless all gradients are finite."""
+    """Clear a flag, [1], unless the squares of all gradients are finite."""
     if healthy.is_meta:
         return
     gradients = [g for g in table.gradients if g is not None]
     largest = torch.nn.utils.get_total_norm(gradients, math.inf)
-    healthy.mul_(largest.isfinite())
+    healthy.mul_(largest.square().isfinite())
 
 
 def update(
@@ -244,7 +244,7 @@ def _root(x: Tensor) -> Tensor:
     """Take the nearest float to each root, as a GPU does; torch's on a CPU is another."""
     if x.device.type != "cpu":
         return x.sqrt()
-    return torch.as_tensor(np.sqrt(x.numpy()))
+    return torch.as_tensor(np.sqrt(x.numpy()), dtype=torch.float32)
 
 
 def _pieces(table: TensorTable, packed: Packed) -> Iterator[tuple[range, slice]]:
@@ -284,7 +284,9 @@ def _of_values(
     if (chosen == chosen[0]).all():
         return chosen[0]
     sizes = [table.weights[t].numel() for t in tensors]
-    return chosen.repeat_interleave(torch.tensor(sizes, device=chosen.device))
+    return chosen.repeat_interleave(
+        torch.tensor(sizes, device=chosen.device, dtype=torch.int64)
+    )
 
 
 def _blocks(flat: Tensor, block_size: int) -> Tensor:

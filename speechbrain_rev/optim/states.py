@@ -84,7 +84,7 @@ class Arena:
         """Copy saved states; those of another form are read and stored anew."""
         params = list(self.states)
         for param, own in self.states.items():
-            own["step"].copy_(torch.as_tensor(saved[param].get("step", 1)))
+            own["step"].fill_(float(saved[param].get("step", 1)))
         sharing = sum("offset" in saved[param] for param in params)
         for pack in self.packs:
             tensors = range(pack.first, pack.last)
@@ -141,7 +141,9 @@ def make_arena(
         return block is None, shared, param.numel() % storage.block != 0
 
     ordered = sorted(params, key=order)
-    zeros = functools.partial(torch.zeros, device=ordered[0].device)
+    zeros = functools.partial(
+        torch.zeros, dtype=torch.float32, device=ordered[0].device
+    )
     starts = list(accumulate((param.numel() for param in ordered), initial=0))
     steps = zeros(len(ordered) + 1)
     states: dict[Tensor, dict[str, Any]] = {}

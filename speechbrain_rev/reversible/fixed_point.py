@@ -71,8 +71,9 @@ def decode(
     """
     floats = torch.empty_like(value, dtype=dtype) if out is None else out
     if floats.dtype is torch.float32:
-        # An integer times a number is at least float32: one pass over memory.
-        return torch.mul(value, 1 / steps, out=floats)
+        # One pass over memory, in float32 whatever torch's default dtype is.
+        step = torch.tensor(1 / steps, dtype=torch.float32, device="cpu")
+        return torch.mul(value, step, out=floats)
     return floats.copy_(value).mul_(1 / steps)
 
 

@@ -75,7 +75,9 @@ def checksum(values: Sequence[Tensor]) -> Tensor:
         end = line.numel() if has_values(line) else min(line.numel(), 2 * _CHUNK)
         for start in range(0, end, _CHUNK):
             part = line[start : start + _CHUNK]
-            places = torch.arange(start, start + len(part), device=value.device)
+            places = torch.arange(
+                start, start + len(part), device=value.device, dtype=torch.int64
+            )
             # Mixed twice: weights in even steps would let 1, -2, 1 cancel.
             weights = places.mul_(_SPREAD)
             weights ^= weights >> 32
@@ -194,7 +196,7 @@ class Monitor:
         due = self.verify is not None and self._steps % self.every == 0
         self._steps += 1
         return StreamNotes(
-            torch.zeros(rows, 2, device=device),
+            torch.zeros(rows, 2, dtype=torch.float32, device=device),
             self._mismatches if due else None,
             self.name,
         )
@@ -202,8 +204,8 @@ class Monitor:
     def _open(self, rows: int, limit: float, device: torch.device) -> None:
         """Begin a new table, once what is in an old one was reported."""
         self.report(limit, wait=True)
-        self._largest = torch.zeros(rows, 2, device=device)
-        self._mismatches = torch.zeros(1, device=device)
+        self._largest = torch.zeros(rows, 2, dtype=torch.float32, device=device)
+        self._mismatches = torch.zeros(1, dtype=torch.float32, device=device)
 
     def close(self, notes: StreamNotes, limit: float) -> Tensor | None:
         """Take the notes of one pass, and say whether its streams may be used.

@@ -684,7 +684,7 @@ class _Keep(torch.autograd.Function):
 
 
 #: What has a gradient, so that the operation is one of autograd.
-_ANCHOR = torch.empty(0, requires_grad=True)
+_ANCHOR = torch.empty(0, requires_grad=True, dtype=torch.float32)
 
 
 class _Slot:

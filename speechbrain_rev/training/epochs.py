@@ -147,12 +147,12 @@ class ValidatedEpochs(CheckedSteps):
         name, utterance = batch
         if isinstance(utterance, str):
             logger.warning(f"Validation goes on without an utterance: {utterance}")
-            return torch.zeros(())
+            return torch.zeros((), dtype=torch.float32)
         with self.evaluation_ctx:
             embedding = self.compute_forward(utterance, stage)
         self.embeddings[name] = embedding.flatten().float().cpu()
         self.bar.update()
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float32)
 
     def on_fit_batch_end(
         self, batch: ChunkBatch, outputs: Any, loss: Tensor, should_step: bool

@@ -298,8 +298,8 @@ def _noise(hparams: dict[str, Any], count: int) -> list[ChunkBatch]:
     speakers = hparams["wav_augment"].n_speakers
     return [
         ChunkBatch(
-            0.1 * torch.randn(size, samples, generator=draws),
-            torch.ones(size),
+            0.1 * torch.randn(size, samples, generator=draws, dtype=torch.float32),
+            torch.ones(size, dtype=torch.float32),
             torch.randint(speakers, (size, 1), generator=draws),
         )
         for _ in range(count)

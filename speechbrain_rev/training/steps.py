@@ -190,7 +190,7 @@ class CheckedSteps(sb.Brain):
         super().fit_batch(batch)
         self.report_compiling()
         self.count(batch.unread)
-        return torch.tensor(self.mean_loss)
+        return torch.tensor(self.mean_loss, dtype=torch.float32)
 
     def report_compiling(self) -> None:
         """Log how long compiling took, once a plan or steps have compiled something."""
@@ -251,7 +251,7 @@ class CheckedSteps(sb.Brain):
         if self.pending:
             bad = not all(bool(b.isfinite().all()) for b, _ in self.saved_buffers)
             if self.sum_over_processes(bad)[0]:
-                self._skip(torch.tensor(math.nan))
+                self._skip(torch.tensor(math.nan, dtype=torch.float32))
         self.pending, self.losses = (), ()
 
     def optimizers_step(self) -> None:

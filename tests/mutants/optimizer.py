@@ -18,8 +18,14 @@ OPTIMIZER = [
     ),
     REFERENCE_CODE(
         "8 bit: a gradient that is not finite is taken",
-        "healthy.mul_(largest.isfinite())",
+        "healthy.mul_(largest.square().isfinite())",
         "healthy.mul_(1)",
+        STEP_TESTS("not_finite_changes_nothing"),
+    ),
+    REFERENCE_CODE(
+        "8 bit: a gradient whose square is not finite is taken",
+        "healthy.mul_(largest.square().isfinite())",
+        "healthy.mul_(largest.isfinite())",
         STEP_TESTS("not_finite_changes_nothing"),
     ),
     REFERENCE_CODE(
@@ -57,5 +63,29 @@ OPTIMIZER = [
         "(found.reshape(1) == 0)",
         "(found.reshape(1) == found.reshape(1))",
         STEP_TESTS("loss_scaler_hands_over"),
+    ),
+    KERNEL_CODE(
+        "8 bit: a kernel takes a gradient whose square is not finite",
+        "    square = g * g\n",
+        "    square = g\n",
+        KERNEL_TESTS("is_left_alone"),
+    ),
+    OPTIMIZER_CODE(
+        "8 bit: a state that was exchanged is stepped as it was",
+        "param: (arena.group, id(state))\n",
+        "param: (arena.group, id(self.state.get(param)))\n",
+        STEP_TESTS("states_belong_to_parameters"),
+    ),
+    OPTIMIZER_CODE(
+        "8 bit: a parameter in another group keeps the options of its first",
+        "param: (number, id(states[param]))\n",
+        "param: (laid_out.get(param, (number,))[0], id(states[param]))\n",
+        STEP_TESTS("states_belong_to_parameters"),
+    ),
+    OPTIMIZER_CODE(
+        "8 bit: skipped steps are forgotten where states are laid out anew",
+        "            self._skipped_before = self.skipped_steps\n",
+        "",
+        STEP_TESTS("skipped_are_counted_on"),
     ),
 ]

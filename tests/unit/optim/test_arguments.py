@@ -53,7 +53,12 @@ SHARDED.device_mesh = "a mesh"
         ({"params": []}, "params is empty"),
         ({"params": STRAY}, "params is a Linear; give an iterable of parameters"),
         ({"params": None}, "params is a NoneType"),
-        ({"params": list(STRAY.named_parameters())}, "params[0] is a tuple"),
+        ({"params": [(0, SHARED)]}, "params[0] is a tuple"),
+        ({"lr": torch.tensor(0.1)}, "lr is tensor(0.1000); it must be a number"),
+        (
+            {"params": [{"params": [SHARED], "lr": torch.tensor(1)}]},
+            "lr is tensor(1); it",
+        ),
         ({"params": [SHARED, SHARED]}, "holds a parameter twice"),
         ({"params": 2 * [{"params": [SHARED]}]}, "holds a parameter twice"),
         ({"params": [{"params": []}]}, "params is empty"),

@@ -11,7 +11,13 @@ import torch
 from hyperpyyaml import load_hyperpyyaml
 
 from speechbrain_rev.optim import SGD, AdamW, build_optimizer, state_bytes
-from tests.unit.optim.steps import CLASSES, assert_identical, parameter, step
+from tests.unit.optim.steps import (
+    CLASSES,
+    assert_identical,
+    parameter,
+    params_of,
+    step,
+)
 
 #: Options at which the classes' arithmetic shows.
 OPTIONS = {
@@ -195,3 +201,35 @@ def test_without_bitsandbytes_its_backend_is_refused_with_the_way_out(monkeypatc
             [parameter(2)], name="sgd", bits=8, lr=0.1, backend="bitsandbytes"
         )
     build_optimizer([parameter(2)], name="sgd", bits=8, lr=0.1)
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_named_parameters_are_taken_as_torch_takes_them(bits):
+    network = torch.nn.Linear(70, 70)
+    named, plain = (
+        build_optimizer(given, name="adamw", bits=bits, lr=0.1)
+        for given in (network.named_parameters(), network.parameters())
+    )
+    (group,) = named.param_groups
+    assert group["param_names"] == ["weight", "bias"]
+    assert params_of(named) == params_of(plain)
+    step(named)
+    resumed = build_optimizer(
+        network.named_parameters(), name="adamw", bits=bits, lr=0.1
+    )
+    resumed.load_state_dict(named.state_dict())
+    assert_identical(resumed.state_dict(), named.state_dict())
+
+
+def test_a_group_that_maximises_is_honoured_at_32_bit_and_refused_at_8():
+    def groups():
+        return [{"params": [parameter(70, 70)], "maximize": True}]
+
+    ascending = build_optimizer(groups(), name="sgd", bits=32, lr=0.1)
+    (weight,) = params_of(ascending)
+    before = weight.detach().clone()
+    weight.grad = torch.ones_like(weight)
+    ascending.step()
+    assert (weight > before).all()
+    with pytest.raises(ValueError, match="'maximize', which is no option"):
+        build_optimizer(groups(), name="sgd", bits=8, lr=0.1)
