@@ -15,7 +15,7 @@ $(INSTALLED): setup.cfg pyproject.toml
 	$(RUN) -m pip install --disable-pip-version-check --quiet -e '.[dev,demo]'
 	touch $(INSTALLED)
 
-## demo: the memory of deep encoders; then train, score and embed on synthetic voices, about
+## demo: the memory of deep encoders; then train, score and embed on synthetic voices, 2 to
 ## 4 minutes on 2 idle cores
 demo: $(INSTALLED)
 	$(RUN) recipes/demo/run.py
