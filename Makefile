@@ -40,8 +40,8 @@ check: $(INSTALLED)
 	$(RUN) -m tests.docs.words
 	$(RUN) -m yamllint -d '{extends: relaxed, rules: {line-length: {max: 100}}}' hparams
 
-## sample: one case of half of the slow tests, drawn by SEED, which is the commit; not of
-## those marked slow(drawn=False); about 3 minutes on 2 idle cores
+## sample: half of the slow tests, one case of each, drawn by SEED, which is the commit; none
+## of those marked slow(drawn=False); about 3 minutes on 2 idle cores
 SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo 0)
 sample: $(INSTALLED)
 	$(PYTEST) -m "slow and not gpu" --sample=$(SEED)
@@ -106,7 +106,7 @@ release: dist
 	$(RUN) -m tests.release.wheel dist/*.whl
 
 ## oldest, newest: the tests with the oldest and the newest Python and packages allowed;
-## each prints which ones pip gave it
+## each prints the installed versions
 OLDEST ?= python3.10
 NEWEST ?= python3.13
 VERSIONS = import platform, torch, torchaudio; print("Python", platform.python_version(), \
@@ -116,7 +116,10 @@ oldest:
 	$(MAKE) .venv-oldest/installed PYTHON=$(OLDEST) VENV=.venv-oldest
 	.venv-oldest/bin/python -c '$(VERSIONS)'
 	$(MAKE) test VENV=.venv-oldest
+newest: export PIP_UPGRADE = 1
+newest: export PIP_UPGRADE_STRATEGY = eager
 newest:
+	rm -f .venv-newest/installed
 	$(MAKE) .venv-newest/installed PYTHON=$(NEWEST) VENV=.venv-newest
 	.venv-newest/bin/python -c '$(VERSIONS)'
 	$(MAKE) test VENV=.venv-newest

@@ -47,10 +47,10 @@ def _version(package: str) -> str:
     except metadata.PackageNotFoundError:
         return "not installed"
     # torch and torchaudio must be built for each other; importing them shows it.
-    door = {"torch": "torch", "torchaudio": "speechbrain_rev.torchaudio_pair"}
-    if package in door:
+    modules = {"torch": "torch", "torchaudio": "speechbrain_rev.torchaudio_pair"}
+    if package in modules:
         try:
-            importlib.import_module(door[package])
+            importlib.import_module(modules[package])
         except (ImportError, OSError, RuntimeError) as error:
             return f"{version}, cannot be imported: {' '.join(str(error).split())}"
     return version

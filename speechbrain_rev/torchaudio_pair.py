@@ -1,11 +1,13 @@
 """torchaudio, or one sentence that names the version to install beside this torch.
 
-Packages that import SpeechBrain or torchaudio import this module first: pip cannot keep
-torch and torchaudio together, as torchaudio 2.11.0 requires no torch at all and 2.11.1
-any from 2.11 on.
+``data``, ``inference`` and ``training`` import this module before SpeechBrain, which
+imports torchaudio. pip does not check that the two fit: torchaudio 2.11.0 declares no
+torch, and 2.11.1 declares ``torch>=2.11``.
 """
 
 from importlib.metadata import PackageNotFoundError, version
+
+import torch  # noqa: F401, a torch that cannot be imported has its own error
 
 
 def torchaudio_for(torch_version: str) -> str:
@@ -47,6 +49,8 @@ def mismatch(torch_version: str, torchaudio_version: str, reason: BaseException)
     """
     fitting = torchaudio_for(torch_version)
     remedy = f"pip install torchaudio=={fitting}"
+    if "+" in torch_version:
+        remedy += ", from the index of that torch"
     if torchaudio_version.partition("+")[0] == fitting:
         remedy = "install both from one index, for one CUDA"
     return (
@@ -62,4 +66,4 @@ except (ImportError, OSError, RuntimeError) as error:
         versions = version("torch"), version("torchaudio")
     except PackageNotFoundError:
         raise error from None
-    raise ImportError(mismatch(*versions, error)) from error
+    raise ImportError(mismatch(*versions, error)) from None

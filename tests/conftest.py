@@ -16,7 +16,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--sample",
         metavar="SEED",
-        help="run one case of half of the tests marked slow, drawn by this seed; "
+        help="run half of the tests marked slow, one case of each, drawn by this seed; "
         "none of those marked slow(drawn=False)",
     )
 
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config, items):
                 module.__file__ = None
     seed = config.getoption("--sample")
     if seed is not None:
-        drawn = set(drawn_of(_of_slow(items), seed))
+        drawn = set(draw_cases(_of_slow(items), seed))
         left_out = [i for i in _of_slow(items) if i not in drawn]
         config.hook.pytest_deselected(items=left_out)
         left_out = set(left_out)
@@ -78,7 +78,7 @@ def pytest_terminal_summary(terminalreporter, config):
     seed = config.getoption("--sample")
     if seed is not None:
         terminalreporter.write_line(
-            f"One case of half of the slow tests was run: --sample={seed} draws the "
+            f"Half of the slow tests ran, one case of each: --sample={seed} draws the "
             "same again."
         )
 
@@ -87,7 +87,7 @@ def _of_slow(items):
     return [item for item in items if item.get_closest_marker("slow")]
 
 
-def drawn_of(items, seed):
+def draw_cases(items, seed):
     """Draw half of the tests and a case of each, whatever other tests there are."""
     cases = {}
     for item in items:

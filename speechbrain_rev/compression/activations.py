@@ -161,7 +161,7 @@ class Registration:
 class _Storage:
     """What is known of one storage while it lives."""
 
-    __slots__ = ("copies", "counter", "keeps_all", "left", "own", "saved", "wanted")
+    __slots__ = ("copies", "counter", "is_kept", "left", "own", "saved", "wanted")
 
     def __init__(self, x: Tensor, known: dict[int, _Storage]) -> None:
         storage = x.untyped_storage()
@@ -178,9 +178,9 @@ class _Storage:
         self.left: list[tuple[int, Place]] = []
         #: What was registered, by the version it had.
         self.wanted: dict[int, Registration] = {}
-        #: Whether a custom function saved a part and so keeps the storage alive:
-        #: compressed copies would come on top of it.
-        self.keeps_all = False
+        #: Whether a custom function saved a part of it. The function keeps the storage
+        #: alive, so that a compressed copy would be additional memory.
+        self.is_kept = False
 
     def attach(self, copy: _Copy) -> None:
         """Let all that autograd saved of a copy's contents refer to the copy."""
@@ -244,7 +244,7 @@ class SavedActivations:
         if not _may_be_compressed(x):
             return saved
         storage = self._of(x)
-        if storage is None or storage.keeps_all:
+        if storage is None or storage.is_kept:
             return saved
         storage.saved.append(weakref.ref(saved))
         wanted = storage.wanted.get(saved.version)
@@ -255,7 +255,7 @@ class SavedActivations:
     def keep(self, x: Tensor) -> None:
         """Leave a tensor as it is, whatever saves it from now on."""
         if _may_be_compressed(x) and (storage := self._of(x)) is not None:
-            storage.keeps_all = True
+            storage.is_kept = True
 
     def unpack(self, saved: _Saved) -> Tensor:
         """Give autograd what it kept, or what the copy of it holds.
@@ -474,7 +474,7 @@ class ActivationCompression:
             with (
                 saved_tensors_hooks(forward.saved.pack, forward.saved.unpack),
                 Watching(forward),
-                _functions_watched,
+                _saving_watched,
             ):
                 yield
         finally:
@@ -577,48 +577,50 @@ def _is_map(x: Tensor) -> bool:
     return len(x) > 0 and x.shape[2:].numel() >= SMALLEST_MAP
 
 
-class _FunctionsWatched:
-    """Passes over ``save_for_backward`` of custom functions, in all threads together."""
+class _SavingWatched:
+    """Wraps ``FunctionCtx.save_for_backward`` while any thread has a pass under way."""
 
     def __init__(self) -> None:
-        self._lock, self._count = threading.Lock(), 0
+        self._lock, self._passes = threading.Lock(), 0
 
     def __enter__(self) -> None:
         with self._lock:
-            self._count += 1
-            if self._count == 1:
-                self._torchs = FunctionCtx.save_for_backward
-                watched = _watched(self._torchs)
-                FunctionCtx.save_for_backward = watched  # type: ignore[method-assign]
+            self._passes += 1
+            if self._passes == 1:
+                self._original = FunctionCtx.save_for_backward
+                wrapper = _keep_what_it_saves(self._original)
+                FunctionCtx.save_for_backward = wrapper  # type: ignore[method-assign]
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._count -= 1
-            if self._count == 0:
-                FunctionCtx.save_for_backward = self._torchs  # type: ignore[method-assign]
+            self._passes -= 1
+            if self._passes == 0:
+                FunctionCtx.save_for_backward = self._original  # type: ignore[method-assign]
 
 
-def _watched(torchs: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``save_for_backward``: a function may do anything with what it saved.
+def _keep_what_it_saves(original: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``save_for_backward``, to compress nothing that a custom function saves.
 
-    Functions with ``saves_layer_input`` take back what compression makes of it.
+    A custom function may do anything with its saved tensors. One with
+    ``saves_layer_input`` takes them rounded.
     """
 
     def save_for_backward(ctx: Any, *tensors: Tensor | None) -> None:
-        torchs(ctx, *tensors)
+        original(ctx, *tensors)
         function = getattr(ctx, "_forward_cls", None)
         if not _passes.under_way or getattr(function, "saves_layer_input", False):
             return
-        # Under no_grad a function has no successor, and autograd drops what it saves.
+        # Autograd records no function under no_grad: it keeps nothing, and has no
+        # successor in the graph.
         if ctx.next_functions:
             for x in tensors:
-                if x is not None:
+                if isinstance(x, Tensor):
                     _passes.under_way[-1].saved.keep(x)
 
     return save_for_backward
 
 
-_functions_watched = _FunctionsWatched()
+_saving_watched = _SavingWatched()
 
 
 class _Passes(threading.local):

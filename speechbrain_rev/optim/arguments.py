@@ -183,8 +183,8 @@ def read_parameters(
     Pairs of name and parameter, as of ``named_parameters()``, are left for torch to take.
     """
     params = group.get("params", ())
-    given = [params] if isinstance(params, torch.Tensor) else list(params)
-    params = [each[1] if _is_named(each) else each for each in given]
+    entries = [params] if isinstance(params, torch.Tensor) else list(params)
+    params = [entry[1] if _is_named(entry) else entry for entry in entries]
     if not params:
         raise ValueError("params is empty; give the parameters of the network.")
     for index, param in enumerate(params):
@@ -208,11 +208,11 @@ def read_parameters(
             "params holds a parameter twice, which would be updated twice. A module's "
             "own parameters() gives shared parameters once."
         )
-    return given
+    return entries
 
 
-def _is_named(each: Any) -> bool:
-    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str)
+def _is_named(entry: Any) -> bool:
+    return isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)
 
 
 def parameters_to_keep(

@@ -37,7 +37,13 @@ from speechbrain_rev.optim.checkpoint import (
     read_checkpoint,
 )
 from speechbrain_rev.optim.map import map_of
-from speechbrain_rev.optim.states import Arena, Storage, make_arena, moments_of
+from speechbrain_rev.optim.states import (
+    STATE_KEYS,
+    Arena,
+    Storage,
+    make_arena,
+    moments_of,
+)
 
 
 class _Named(torch.optim.Optimizer):
@@ -132,7 +138,7 @@ class _EightBit(torch.optim.Optimizer):
         if self._options["backend"] == "bitsandbytes":
             bitsandbytes.library()
         self._arenas: list[Arena] = []
-        #: Of arenas that were laid out anew.
+        #: Skipped steps that were counted before the buffers were rebuilt.
         self._skipped_before = 0
         block, pack_small = self._options["block"], self._options["pack_small"]
         form = {"block_size": block, "pack_small": pack_small}
@@ -172,14 +178,14 @@ class _EightBit(torch.optim.Optimizer):
                     f"{param.grad.layout}, but with 8-bit states gradients must be "
                     f"dense. Build the layer with sparse=False."
                 )
-            first = self.state.get(param, {}).get("state1", param)
+            moment = self.state.get(param, {}).get("state1", param)
             if param.dtype != torch.float32 or (
-                (param.device, param.shape) != (first.device, first.shape)
+                (param.device, param.shape) != (moment.device, moment.shape)
             ):
                 raise ValueError(
                     f"params[{index}], shape {list(param.shape)}, is {param.dtype} on "
                     f"{param.device} now, but its states are of float32, shape "
-                    f"{list(first.shape)}, on {first.device}. Move or resize the network "
+                    f"{list(moment.shape)}, on {moment.device}. Move or resize the network "
                     f"first, build its optimizer after that, and load a checkpoint last."
                 )
         self._follow_groups()
@@ -227,25 +233,42 @@ class _EightBit(torch.optim.Optimizer):
             backend.update(table, packed, rule, healthy, corrections, maps)
 
     def _follow_groups(self) -> None:
-        """Lay states out anew where groups, parameters or states have been exchanged."""
-        laid_out = {
-            param: (arena.group, id(state))
-            for arena in self._arenas
-            for param, state in arena.states.items()
-        }
-        groups = [group["params"] for group in self.param_groups]
-        states = {p: self.state.get(p, {}) for params in groups for p in params}
-        if laid_out != {
-            param: (number, id(states[param]))
-            for number, params in enumerate(groups)
-            for param in params
-            if states[param]
-        }:
+        """Rebuild the buffers if a parameter's group or state has changed; add new ones."""
+        if not self._is_laid_out():
             self._skipped_before = self.skipped_steps
-            self._lay_out(states, self._storage.block)
-        for number, params in enumerate(groups):
-            new = (p for p in params if p.grad is not None and not states[p])
-            self._add_arenas(number, {p: 0 for p in new if p.numel()})
+            groups = [group["params"] for group in self.param_groups]
+            states = {p: self.state.get(p, {}) for params in groups for p in params}
+            for arena in self._arenas:
+                for param in arena.states.keys() - states.keys():
+                    # A view would keep the old buffers alive.
+                    self.state[param] = {
+                        key: value.clone() if isinstance(value, Tensor) else value
+                        for key, value in self.state.get(param, {}).items()
+                    }
+            self._lay_out(states, self._storage.block, requantise=True)
+        for number, group in enumerate(self.param_groups):
+            new = (p for p in group["params"] if p.grad is not None and p.numel())
+            self._add_arenas(
+                number, {p: 0 for p in new if "state1" not in self.state.get(p, {})}
+            )
+
+    def _is_laid_out(self) -> bool:
+        """Whether all states are views of the buffers of their parameters' groups."""
+        groups = {
+            param: number
+            for number, group in enumerate(self.param_groups)
+            for param in group["params"]
+        }
+        count = 0
+        for arena in self._arenas:
+            for param, views in arena.states.items():
+                state = self.state.get(param, {})
+                if groups.get(param) != arena.group or any(
+                    state.get(key) is not view for key, view in views.items()
+                ):
+                    return False
+            count += len(arena.states)
+        return count == sum("state1" in self.state.get(param, {}) for param in groups)
 
     def _add_arenas(self, group: int, numbers: Mapping[Tensor, int]) -> None:
         """Make the states of parameters; those of one number and device lie together."""
@@ -257,7 +280,11 @@ class _EightBit(torch.optim.Optimizer):
             number = sum(other.group == group for other in self._arenas)
             moments = 1 if self._name == "sgd" else 2
             new = make_arena(group, number, [*params], self._storage, moments)
-            self.state.update(new.states)
+            for param, views in new.states.items():
+                # Entries of the caller's own stay.
+                entries = self.state.get(param, {}).items()
+                kept = {key: value for key, value in entries if key not in STATE_KEYS}
+                self.state[param] = kept | views
             self._arenas.append(new)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -266,9 +293,12 @@ class _EightBit(torch.optim.Optimizer):
     def take_up(self, checkpoint: dict[str, Any], block: int) -> None:
         """Load a checkpoint that was read, whose 8-bit states have such blocks."""
         super().load_state_dict({**checkpoint, "state": {}})
+        self._skipped_before = 0
         self._lay_out(by_parameter(self, checkpoint), block)
 
-    def _lay_out(self, saved: Mapping[Tensor, Any], block: int) -> None:
+    def _lay_out(
+        self, saved: Mapping[Tensor, Any], block: int, *, requantise: bool = False
+    ) -> None:
         """Make buffers of the states that parameters have; the others begin anew."""
         self._arenas.clear()
         for number, group in enumerate(self.param_groups):
@@ -277,7 +307,7 @@ class _EightBit(torch.optim.Optimizer):
                 number, {p: int(saved[p].get("arena", 0)) for p in stepped}
             )
         for arena in self._arenas:
-            arena.fill(saved, block)
+            arena.fill(saved, block, requantise=requantise)
 
 
 def _backend(steps: Tensor, name: str) -> Any:
@@ -564,10 +594,9 @@ def build_optimizer(
     A second moment that 8 bits would round to zero takes the least value above zero.
     Otherwise Adam would divide by ``eps`` alone.
 
-    At 8 bits a step with a gradient that is not finite, or whose square is not (beyond
-    1.8e19), changes nothing, neither weights nor states nor the count of steps, and waits for
-    nothing;
-    ``optimizer.skipped_steps`` counts such steps. At 32 bits moments become NaN, as torch's do.
+    At 8 bits a step is skipped if a gradient or its square is not finite (above 1.8e19).
+    Weights, states and counts of steps stay unchanged, and the check does not wait for the
+    GPU. ``optimizer.skipped_steps`` counts such steps. At 32 bits moments become NaN, as torch's do.
     ``torch.amp.GradScaler`` hands its own verdict over without waiting, too.
 
     Example

@@ -20,6 +20,10 @@ from speechbrain_rev.optim.reference import dequantise, quantise
 
 # Smaller tensors, biases and normalisations mostly, would save next to nothing alone.
 MIN_8BIT_ELEMENTS = 4096
+#: Entries of the state of a parameter, at 8 bits.
+STATE_KEYS = frozenset(
+    ["step", "state1", "state2", "absmax1", "absmax2", "offset", "arena"]
+)
 # What optimizers call the moments of a parameter: this package, and torch's.
 _MOMENTS = ("state1", "state2", "momentum_buffer", "exp_avg", "exp_avg_sq")
 
@@ -80,11 +84,21 @@ class Arena:
         self.table.gradients = [param.grad for param in self.states]
         return any(param.grad is not None for param in self.states)
 
-    def fill(self, saved: Mapping[Tensor, Mapping[str, Any]], saved_block: int) -> None:
-        """Copy saved states; those of another form are read and stored anew."""
+    def fill(
+        self,
+        saved: Mapping[Tensor, Mapping[str, Any]],
+        saved_block: int,
+        *,
+        requantise: bool = False,
+    ) -> None:
+        """Copy saved states; those of another form are read and stored anew.
+
+        With ``requantise`` so are those of shared blocks: they had other neighbours.
+        """
         params = list(self.states)
         for param, own in self.states.items():
-            own["step"].fill_(float(saved[param].get("step", 1)))
+            steps = saved[param].get("step", 1)
+            own["step"].copy_(torch.as_tensor(steps, dtype=torch.float32))
         sharing = sum("offset" in saved[param] for param in params)
         for pack in self.packs:
             tensors = range(pack.first, pack.last)
@@ -92,7 +106,10 @@ class Arena:
                 given = [saved[params[t]] for t in run]
                 forms = {("absmax1" in state, "offset" in state) for state in given}
                 alike = pack.block == saved_block and forms == {(True, pack.shared)}
-                if alike and (not pack.shared or len(run) == sharing):
+                has_its_blocks = not pack.shared or (
+                    len(run) == sharing and not requantise
+                )
+                if alike and has_its_blocks:
                     for t, state in zip(run, given, strict=True):
                         own = self.states[params[t]]
                         for key in own.keys() - {"step", "offset", "arena"}:

@@ -37,13 +37,13 @@ COMPRESSION = [
     ),
     ACTIVATIONS_CODE(
         "compressed: custom functions are watched after the pass",
-        "            if self._count == 0:\n",
+        "            if self._passes == 0:\n",
         "            if False:\n",
         ACTIVATIONS("custom_functions_are_watched"),
     ),
     ACTIVATIONS_CODE(
         "compressed: the first pass that ends takes the watch from the others",
-        "            if self._count == 0:\n",
+        "            if self._passes == 0:\n",
         "            if True:\n",
         ACTIVATIONS("custom_functions_are_watched"),
     ),

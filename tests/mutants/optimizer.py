@@ -72,15 +72,27 @@ OPTIMIZER = [
     ),
     OPTIMIZER_CODE(
         "8 bit: a state that was exchanged is stepped as it was",
-        "param: (arena.group, id(state))\n",
-        "param: (arena.group, id(self.state.get(param)))\n",
+        "                    state.get(key) is not view for key, view in views.items()\n",
+        "                    False for key, view in views.items()\n",
         STEP_TESTS("states_belong_to_parameters"),
     ),
     OPTIMIZER_CODE(
         "8 bit: a parameter in another group keeps the options of its first",
-        "param: (number, id(states[param]))\n",
-        "param: (laid_out.get(param, (number,))[0], id(states[param]))\n",
+        "if groups.get(param) != arena.group or any(",
+        "if param not in groups or any(",
         STEP_TESTS("states_belong_to_parameters"),
+    ),
+    OPTIMIZER_CODE(
+        "8 bit: small tensors that moved take the scales of their new neighbours",
+        "block, requantise=requantise)",
+        "block)",
+        STEP_TESTS("states_belong_to_parameters"),
+    ),
+    OPTIMIZER_CODE(
+        "8 bit: a parameter that left keeps the buffers of all",
+        "key: value.clone() if isinstance(value, Tensor) else value",
+        "key: value",
+        STEP_TESTS("hold_no_buffers"),
     ),
     OPTIMIZER_CODE(
         "8 bit: skipped steps are forgotten where states are laid out anew",

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 from tqdm import tqdm
@@ -90,10 +91,9 @@ def waited(monkeypatch):
 
     def wait(looks):
         event = Looks(looks)
-        monkeypatch.setattr(bars.threading, "Event", lambda: event)
-        bar = progress_bar("counting", unit="number", total=2)
-        monkeypatch.setattr(bars.threading, "Thread", Alone)
-        with bars.kept_alive(bar):
+        threads = SimpleNamespace(Event=lambda: event, Thread=Alone)
+        monkeypatch.setattr(bars, "threading", threads)
+        with bars.kept_alive(progress_bar("counting", unit="number", total=2)):
             pass
         return event.seconds
 

@@ -40,17 +40,17 @@ def is_of_a_layer(node):
 
 
 def test_every_tensor_is_made_with_a_dtype():
-    found = []
+    calls = []
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text())
         layers = [node for node in ast.walk(tree) if is_of_a_layer(node)]
         allowed = {id(part) for node in layers for part in ast.walk(node)}
-        found += [
+        calls += [
             f"{path.relative_to(PACKAGE)}:{node.lineno} {ast.unparse(node)}"
             for node in ast.walk(tree)
             if makes_by_default(node) and id(node) not in allowed
         ]
-    assert not found, "\n".join(found)
+    assert not calls, "\n".join(calls)
 
 
 def under(dtype, compute):
@@ -115,7 +115,7 @@ def test_waveforms_have_the_same_features():
     same_under_all(lambda: front_end(waves, samples))
 
 
-def test_batches_are_augmented_alike():
+def test_chunks_of_clean_speech_are_drawn_alike():
     wavs = torch.randn(6, 40000, generator=torch.Generator().manual_seed(0))
 
     def augmented():

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from tests.conftest import drawn_of
+from tests.conftest import draw_cases
 
 
 def slow_items(count, cases, **options):
@@ -23,15 +23,15 @@ def names(items):
 
 def test_a_case_of_half_of_the_tests_is_drawn_again_by_the_same_seed():
     items = slow_items(200, 3)
-    drawn = drawn_of(items, "a")
+    drawn = draw_cases(items, "a")
     assert len(set(names(drawn))) == len(drawn)
     # Ten standard deviations of 200 tosses of a coin.
     assert abs(len(drawn) - 100) < 70
-    assert drawn_of(items, "a") == drawn != drawn_of(items, "b")
+    assert draw_cases(items, "a") == drawn != draw_cases(items, "b")
     # Other tests change nothing.
     few = items[:30]
-    assert drawn_of(few, "a") == [item for item in drawn if item in few]
+    assert draw_cases(few, "a") == [item for item in drawn if item in few]
 
 
 def test_what_is_not_drawn_runs_among_all_slow_tests_alone():
-    assert not drawn_of(slow_items(50, 1, drawn=False), "a")
+    assert not draw_cases(slow_items(50, 1, drawn=False), "a")

@@ -50,7 +50,11 @@ def test_the_sentence_names_both_versions_and_what_to_install(tmp_path):
 @pytest.mark.parametrize(
     ("torch", "torchaudio", "remedy"),
     [
-        ("2.11.0+cu130", "2.11.1", "pip install torchaudio==2.11.0"),
+        (
+            "2.11.0+cu130",
+            "2.11.1",
+            "pip install torchaudio==2.11.0, from the index of that torch",
+        ),
         ("2.12.0", "2.11.1+cpu", "pip install torchaudio==2.11.0"),
         ("2.15.0", "2.11.0", "pip install torchaudio==2.11.1"),
         ("2.11.0+cu126", "2.11.0", "install both from one index, for one CUDA"),
@@ -58,7 +62,7 @@ def test_the_sentence_names_both_versions_and_what_to_install(tmp_path):
     ],
 )
 def test_each_torch_has_its_torchaudio(torch, torchaudio, remedy):
-    words = mismatch(torch, torchaudio, RuntimeError("no"))
-    assert words == (
+    message = mismatch(torch, torchaudio, RuntimeError("no"))
+    assert message == (
         f"torchaudio {torchaudio} cannot be imported beside torch {torch} (no): {remedy}."
     )

@@ -175,7 +175,7 @@ def test_what_a_custom_function_keeps_is_not_compressed_besides(recorded):
 
 
 def test_custom_functions_are_watched_while_any_thread_has_a_pass():
-    torchs = FunctionCtx.save_for_backward
+    original = FunctionCtx.save_for_backward
     begun, end = threading.Event(), threading.Event()
 
     def other():
@@ -183,21 +183,23 @@ def test_custom_functions_are_watched_while_any_thread_has_a_pass():
             begun.set()
             end.wait()
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=other, daemon=True)
     network, seen = small_network(), []
-    with contextlib.suppress(ZeroDivisionError), compressor(1e-1).during(network):
-        thread.start()
-        begun.wait()
-        hidden = network[:3](maps())
+    try:
+        with contextlib.suppress(ZeroDivisionError), compressor(1e-1).during(network):
+            thread.start()
+            begun.wait()
+            hidden = network[:3](maps())
+            seen.append(FunctionCtx.save_for_backward)
+            raise ZeroDivisionError
         seen.append(FunctionCtx.save_for_backward)
-        raise ZeroDivisionError
-    seen.append(FunctionCtx.save_for_backward)
-    # Out of this thread's pass nothing is compressed that a function could lose.
-    Saving.apply(hidden).sum().backward()
-    end.set()
+        # This thread's pass has ended: the function's saved tensors are not compressed.
+        Saving.apply(hidden).sum().backward()
+    finally:
+        end.set()
     thread.join()
-    assert seen[0] is seen[1] is not torchs
-    assert FunctionCtx.save_for_backward is torchs
+    assert seen[0] is seen[1] is not original
+    assert FunctionCtx.save_for_backward is original
 
 
 @pytest.mark.parametrize("compressed", [True, False])

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from speechbrain_rev.optim import build_optimizer
+from speechbrain_rev.optim import build_optimizer, state_bytes
 from speechbrain_rev.optim.checkpoint import STATES_OF_TORCH
 from tests.unit.optim.steps import (
     DEVICES,
@@ -203,7 +203,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
     )
     step(optimizer)
     before = copy.deepcopy([optimizer.state_dict(), weights])
-    # Large ones whose squares are finite are none of those.
+    # Gradients of 1.8e19 have finite squares and are not skipped.
     gradients = [torch.full_like(weight, 1.8e19) for weight in weights]
     gradients[place].view(-1)[-1] = bad
     for weight, gradient in zip(weights, gradients, strict=True):
@@ -365,9 +365,11 @@ def test_weights_that_have_changed_since_their_states_were_made_are_refused(
 
 
 def moved_to_the_other_group(optimizer):
+    """A large and a small parameter move, and one of each leaves."""
     first, second = optimizer.param_groups
-    first["params"].pop(0)
-    second["params"].append(first["params"].pop(0))
+    del first["params"][0], first["params"][1]
+    second["params"] += first["params"][:2]
+    del first["params"][:2]
 
 
 def exchanged_groups(optimizer):
@@ -375,61 +377,98 @@ def exchanged_groups(optimizer):
 
 
 def gone_and_back(optimizer):
-    first = optimizer.param_groups[0]
-    gone = first["params"].pop(0)
-    step(optimizer, 7)
-    first["params"].append(gone)
+    params = optimizer.param_groups[0]["params"]
+    gone = [params.pop(0), params.pop()]
+    step_of_scales(optimizer, 7)
+    params += gone
 
 
-def state_of_its_own(optimizer):
+def copied_state(optimizer):
     weight = params_of(optimizer)[0]
-    optimizer.state[weight] = {
-        key: value.clone() if isinstance(value, torch.Tensor) else value
-        for key, value in optimizer.state[weight].items()
+    optimizer.state[weight] = copied(optimizer.state[weight])
+
+
+def copied_values(optimizer):
+    for state in optimizer.state.values():
+        state.update(copied(state))
+
+
+def copied(state):
+    return {
+        k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()
     }
 
 
 CHANGES = [
     lambda optimizer: optimizer.state.clear(),
     lambda optimizer: optimizer.state.pop(params_of(optimizer)[0]),
+    lambda optimizer: optimizer.state.pop(params_of(optimizer)[2]),
     lambda optimizer: setattr(optimizer, "state", defaultdict(dict)),
     lambda optimizer: optimizer.state[params_of(optimizer)[0]].clear(),
-    state_of_its_own,
+    copied_state,
+    copied_values,
     moved_to_the_other_group,
     exchanged_groups,
     gone_and_back,
 ]
+#: Two large ones and small ones that share blocks, in each of two groups.
+SIZES = [(90, 70), (70, 70), (90,), (40,), (200,)], [(80, 64), (90,), (300,), (0, 4)]
+
+
+def step_of_scales(optimizer, seed):
+    """Step on gradients a tenth as large for each further parameter."""
+    generator = torch.Generator().manual_seed(seed)
+    for param in params_of(optimizer):
+        scale = 10.0 ** -(param.shape[0] % 4)
+        param.grad = scale * torch.randn(param.shape, generator=generator)
+    optimizer.step()
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("form", [{}, {"pack_small": True}, {"keep": True}], ids=str)
+@pytest.mark.parametrize("form", ["alone", "packed", "kept"])
 def test_states_belong_to_parameters_and_these_to_groups_as_in_torch(
     name, change, form
 ):
     trajectories = []
     for bits in (8, 32):
-        weights = [parameter(90, 70, seed=seed) for seed in range(3)]
-        weights += [parameter(40, seed=3), parameter(0, 4)]
-        own = {}
-        if bits == 8:
-            own = {"keep_32bit": weights} if "keep" in form else form
+        groups = [
+            [parameter(*shape, seed=seed) for seed, shape in enumerate(sizes)]
+            for sizes in SIZES
+        ]
+        weights = [weight for group in groups for weight in group]
+        own = {"packed": {"pack_small": True}, "kept": {"keep_32bit": weights}}
         optimizer = build_optimizer(
-            [{"params": weights[:2]}, {"params": weights[2:], "lr": 1e-4}],
-            name=name, bits=bits, lr=1e-2, **own,
+            [{"params": groups[0]}, {"params": groups[1], "lr": 1e-4}],
+            name=name, bits=bits, lr=1e-2, **own.get(form, {}) if bits == 8 else {},
         )  # fmt: skip
-        step(optimizer)
+        step_of_scales(optimizer, 0)
         change(optimizer)
         before = [w.detach().clone() for w in weights]
         for seed in (1, 2):
-            step(optimizer, seed)
+            step_of_scales(optimizer, seed)
         trajectories.append(
             [w.detach() - b for w, b in zip(weights, before, strict=True)]
         )
     for ours, theirs in zip(*trajectories, strict=True):
         # 8 bits: moments are off by some hundredths; a state used twice doubles a step.
-        limit = (1e-5 if form == {"keep": True} else 0.1) * theirs.norm()
-        assert (ours - theirs).norm() <= limit
+        limit = (1e-5 if form == "kept" else 0.15) * theirs.norm()
+        # Weights are rounded in float32.
+        assert (ours - theirs).norm() <= limit + 1e-6
+
+
+def test_entries_of_the_caller_s_own_stay_and_parameters_that_leave_hold_no_buffers():
+    weights = [parameter(100, 1000, seed=seed) for seed in range(4)]
+    optimizer = build_optimizer(weights, name="adamw", bits=8, lr=0.1)
+    step(optimizer)
+    once = state_bytes(optimizer)
+    optimizer.state[weights[1]]["mean"] = 1.5
+    optimizer.param_groups[0]["params"].remove(weights[0])
+    step(optimizer, 1)
+    assert state_bytes(optimizer) <= 1.01 * once
+    assert optimizer.state[weights[1]]["mean"] == 1.5
+    assert optimizer.state[weights[1]]["step"] == 2
+    assert optimizer.state[weights[0]]["step"] == 1
 
 
 def test_steps_that_were_skipped_are_counted_on_where_states_are_exchanged():
@@ -442,6 +481,8 @@ def test_steps_that_were_skipped_are_counted_on_where_states_are_exchanged():
     step(optimizer)
     assert optimizer.skipped_steps == 1
     assert optimizer.state[weight]["step"] == 1
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.skipped_steps == 0
 
 
 def test_what_a_loss_scaler_hands_over_decides_without_being_read():
