@@ -26,6 +26,7 @@ from speechbrain_rev.architectures import (
 )
 from speechbrain_rev.devices import nearest_gpu
 from speechbrain_rev.modes import LOSSLESS, WITHOUT_INVERSE, Mode
+from speechbrain_rev.optimizers import OPTIMIZERS
 from speechbrain_rev.sizes import GIB, largest_within, reserve_of
 from speechbrain_rev.speed import ASSUMED, Speed, Work, assumed_speed
 
@@ -209,9 +210,9 @@ INPUT_BYTES_PER_FRAME = 4 * (80 + 160 + 176)
 
 _FLOAT = 4
 
-# Bytes per parameter of one or two states, by their bits. 8-bit states have a float32
-# for each block of 256, and small tensors, of which the DF encoders have many, 32 bit.
-_STATE_BYTES = {8: {"sgd": 1.03, "adamw": 2.25}, 32: {"sgd": 4.0, "adamw": 8.01}}
+# State bytes of a parameter, by bits and by the optimizer's moments. 8-bit states have a
+# float32 for each block of 256. Small tensors have 32 bits, and the DF encoders have many.
+_STATE_BYTES = {8: {1: 1.03, 2: 2.25}, 32: {1: 4.0, 2: 8.01}}
 
 _COUNTS = Path(__file__).with_name("counts_meta.json")
 
@@ -461,7 +462,8 @@ class Training:
             Of encoder and classifier, whatever the modes of blocks.
         """
         parameters = row.parameters + HEAD.parameters
-        state_bytes = _STATE_BYTES[self.optimizer_bits][row.optimizer_name]
+        moments = OPTIMIZERS[row.optimizer_name].moments
+        state_bytes = _STATE_BYTES[self.optimizer_bits][moments]
         return {
             "weights": _FLOAT * parameters,
             "gradients": _FLOAT * parameters,

@@ -115,44 +115,33 @@ def _add_convert(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "convert",
         _convert,
-        "convert weights that others saved, or a run's optimizer states",
+        "convert weights that others saved",
         "convert wespeaker makes a folder for embed and verify of the avg_model.pt of a "
         "ResNet; with --back, avg_model.pt of such a folder. convert speechbrain makes an "
         "exported model with .safetensors of one that has embedding_model.ckpt alone. "
-        "Neither overwrites anything. convert optimizer gives the optimizer states in a "
-        "training run's newest checkpoint 8 or 32 bits, for the run to go on with other "
-        "optimizer_bits. Nothing of a file is executed.",
+        "Neither overwrites anything. Nothing of a file is executed.",
         [
             " wespeaker avg_model.pt my_model",
             " wespeaker my_model avg_model.pt --back",
             " speechbrain exported my_model",
-            " optimizer results/df_revnet281/1986 --bits=32",
         ],
     )
     reads, output = (command.add_argument_group(title) for title in (READS, OUTPUT))
     reads.add_argument(
         "kind",
-        choices=["wespeaker", "speechbrain", "optimizer"],
-        help="who saved the weights; optimizer for the states in a checkpoint",
+        choices=["wespeaker", "speechbrain"],
+        help="who saved the weights",
     )
     reads.add_argument(
         "source",
         metavar="FROM",
         help="avg_model.pt; an exported model's folder, or a file of weights in it; "
-        "with --back a run folder; for optimizer the output_folder of a training run",
+        "with --back a run folder",
     )
     output.add_argument(
         "target",
         metavar="TO",
-        nargs="?",
-        help="a new folder, or with --back a new file; none for optimizer, which changes "
-        "the checkpoint",
-    )
-    output.add_argument(
-        "--bits",
-        metavar="BITS",
-        type=int,
-        help="for optimizer: of each value of the states, 8 or 32",
+        help="a new folder, or with --back a new file",
     )
     output.add_argument(
         "--back",
@@ -162,14 +151,6 @@ def _add_convert(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _convert(parsed: argparse.Namespace) -> None:
-    if parsed.kind == "optimizer":
-        _convert_optimizer(parsed)
-        return
-    if parsed.target is None or parsed.bits is not None:
-        raise ValueError(
-            f"convert {parsed.kind} takes FROM and TO, and no --bits: give both, as in "
-            f"speechbrain-rev convert {parsed.kind} {parsed.source} my_model."
-        )
     if parsed.back:
         check_file("TO", parsed.target)
     if parsed.kind == "speechbrain":
@@ -208,28 +189,3 @@ def _convert_speechbrain(parsed: argparse.Namespace) -> None:
     if missing:
         print(f"It lacks {', '.join(missing)}, which {parsed.source} does not have.")
     print(f"speechbrain-rev embed {parsed.target} FILE embeds audio.")
-
-
-def _convert_optimizer(parsed: argparse.Namespace) -> None:
-    bits, run = parsed.bits, parsed.source
-    if bits not in (8, 32) or parsed.target is not None or parsed.back:
-        raise ValueError(
-            "convert optimizer takes a run and --bits, which is 8 or 32, and no TO or "
-            f"--back: give speechbrain-rev convert optimizer {run} --bits=32, or --bits=8."
-        )
-    from speechbrain_rev.inference.optimizer_states import convert_states
-    from speechbrain_rev.inference.run_folder import by_our_recipe
-
-    done = convert_states(run, bits)
-    states = f"{done.checkpoint}: the {done.name} states have {bits} bits"
-    if done.were == bits:
-        print(f"{states} already; nothing was changed.")
-    else:
-        rounded = ", rounded to the nearest code" if bits == 8 else ", exactly"
-        print(f"{states}{rounded}; they had {done.were}. Its checksums are renewed.")
-        print("Earlier checkpoints are as they were.")
-    if by_our_recipe(run):
-        again = f"{Path(run, 'hyperparams.yaml')} --optimizer_bits={bits}"
-        print(f"The run goes on by python recipes/VoxCeleb/train.py {again}")
-    else:
-        print(f"The run goes on by its own command, with bits: {bits} in its YAML.")

@@ -74,13 +74,11 @@ def mean_momentum(
     # bitsandbytes' word for the arithmetic.
     kind = getattr(optimizer, "optimizer_name", None)
     damped = float(group.get("dampening", 0.0))
-    # Of this package's optimizers with 8-bit states.
-    read = getattr(optimizer, "read_moments", None)
-    if read is not None and "betas" in group:
-        found, kept, scale = _mean(read(parameter)[0]), float(group["betas"][0]), 1.0
-    elif read is not None:
-        kept = float(group["momentum"])
-        found, scale = _mean(read(parameter)[0]), 1 - kept
+    # This package's optimizers with 8-bit states have it.
+    read_momentum = getattr(optimizer, "read_momentum", None)
+    if read_momentum is not None:
+        momentum, part = read_momentum(parameter)
+        found, kept, scale = _mean(momentum), float(part), 1.0
     elif "exp_avg" in state and state.keys() & {"exp_avg_sq", "exp_inf"}:
         found, kept, scale = _mean(state["exp_avg"]), float(group["betas"][0]), 1.0
     elif "state1" in state and kind in _MOMENTS:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.hparams.document import Reference, nearest
 from speechbrain_rev.modes import ALONE
+from speechbrain_rev.optimizers import OPTIMIZERS
 from speechbrain_rev.sizes import parse_size
 
 WORDS = {
@@ -387,7 +388,7 @@ KNOBS = {
     "margin_end_epoch": _count_or_none("WeSpeaker", "epochs", null=True),
     # optimizer
     "optimizer_name": Knob(
-        "str", "paper (V-C)", null=True, one_of=("sgd", "adam", "adamw"),
+        "str", "paper (V-C)", null=True, one_of=tuple(OPTIMIZERS),
     ),
     "optimizer_bits": Knob(
         "int",
@@ -409,8 +410,8 @@ KNOBS = {
         "and SGD's was not tried",
         null=True, at_least=0,
     ),
-    "momentum": Knob("float", "paper (V-C)", at_least=0, below=1),
-    "nesterov": _switch("paper (V-C); WeSpeaker's is Nesterov's"),
+    "momentum": Knob("float", "paper (V-C)", null=True, at_least=0, below=1),
+    "nesterov": _switch("paper (V-C); WeSpeaker's is Nesterov's", null=True),
     "max_grad_norm": Knob(
         "float", "SpeechBrain; in the study neither 1 nor no clipping was clearly better",
         above=0,

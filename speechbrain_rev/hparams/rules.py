@@ -6,13 +6,16 @@ was asked for.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.hparams.document import Value
 from speechbrain_rev.modes import Mode
+from speechbrain_rev.optimizers import OPTIMIZERS, form_of
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,21 @@ def _bands(arch: str, n_mels: int) -> str:
     return f"{needed} {geometry.downsampling}"
 
 
+def _is_honoured(option: str, value: Any, name: str, bits: int, backend: str) -> bool:
+    row = OPTIMIZERS[name]
+    known = row.options.get(option)
+    return known is not None and known.is_honoured(value, form_of(bits, backend))
+
+
+_OPTIMIZER_RULES = tuple(
+    KnobRule(
+        (option, "optimizer_name", "optimizer_bits", "optimizer_backend"),
+        functools.partial(_is_honoured, option),
+        f"this optimizer has no such {option} in this form. Leave it out, or change one of "
+        f"the others.",
+    )
+    for option in ("momentum", "nesterov", "weight_decay")
+)
 RULES = (
     KnobRule(
         ("arch", "mode"),
@@ -182,21 +200,7 @@ RULES = (
         lambda keep, average: average <= keep,
         "those that are averaged must be kept. Keep at least as many.",
     ),
-    KnobRule(
-        ("optimizer_name", "optimizer_bits", "momentum"),
-        lambda name, bits, momentum: (name, bits) != ("sgd", 8) or momentum > 0,
-        "without momentum there are no states to store at 8 bits. Give more, or 32 bits.",
-    ),
-    KnobRule(
-        ("optimizer_name", "nesterov"),
-        lambda name, nesterov: name == "sgd" or not nesterov,
-        "only sgd has Nesterov's momentum. Give false, or sgd.",
-    ),
-    KnobRule(
-        ("momentum", "nesterov"),
-        lambda momentum, nesterov: momentum > 0 or not nesterov,
-        "Nesterov's momentum is more than 0. Give more, or nesterov false.",
-    ),
+    *_OPTIMIZER_RULES,
     KnobRule(
         ("optimizer_backend", "optimizer_block"),
         lambda backend, block: backend == "native" or block == 256,
@@ -206,18 +210,6 @@ RULES = (
         ("optimizer_backend", "optimizer_pack_small"),
         lambda backend, pack: backend == "native" or not pack,
         "bitsandbytes keeps small tensors at 32 bits. Give false, or native.",
-    ),
-    KnobRule(
-        ("optimizer_backend", "nesterov"),
-        lambda backend, nesterov: backend == "native" or not nesterov,
-        "bitsandbytes has no Nesterov momentum. Give false, or native.",
-    ),
-    KnobRule(
-        ("optimizer_backend", "optimizer_name", "weight_decay"),
-        lambda backend, name, decay: (
-            (backend, name) != ("bitsandbytes", "adam") or decay == 0
-        ),
-        "bitsandbytes would decouple Adam's decay. Give adamw, a decay of 0.0, or native.",
     ),
 )
 

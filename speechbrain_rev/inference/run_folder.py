@@ -52,7 +52,6 @@ from speechbrain_rev.lobes.classifier import (
     head_of,
 )
 from speechbrain_rev.locks import writing_alone
-from speechbrain_rev.optim import SGD, Adam, AdamW, build_optimizer
 from speechbrain_rev.scoring import MEASURES
 from speechbrain_rev.whole_files import check_sum, folder_whole, write_whole
 
@@ -170,10 +169,6 @@ _CHECKPOINTERS = (
     _SPEECHBRAIN_CHECKPOINTER,
     "!new:speechbrain_rev.lobes.checkpointer.WholeCheckpointer",
 )
-_OPTIMIZERS = {
-    f"!name:speechbrain_rev.optim.{made.__name__}": made
-    for made in (build_optimizer, SGD, Adam, AdamW)
-}
 _EPOCH_COUNTER = ("!new:speechbrain.utils.epoch_loop.EpochCounter",)
 # On SpeechBrain's command line it gives an object that takes the place of another.
 _CAST = "!apply:typing.cast"
@@ -353,25 +348,6 @@ class RunObjects:
                 limit = self._plain(self.file.members(node).get("limit"))
                 return limit if isinstance(limit, int) else None
         return None
-
-    def state_form(self) -> dict[str, Any]:
-        """Give the block and pack_small of the optimizer of ours that the file describes."""
-        found = self._tagged(tuple(_OPTIMIZERS))
-        if len(found) != 1:
-            raise ValueError(
-                f"{self.file.path} describes {len(found)} optimizers of "
-                "speechbrain_rev.optim, and must describe one to know its 8-bit form. Use "
-                "speechbrain_rev.optim.convert_checkpoint in Python."
-            )
-        ((_, node),) = found
-        given = self._arguments(node, _OPTIMIZERS[node.tag])
-        if isinstance(given["keep_32bit"], yaml.Node):
-            self.file.refuse(
-                node,
-                "keep_32bit names layers, which a checkpoint does not know. Use "
-                "speechbrain_rev.optim.convert_checkpoint in Python.",
-            )
-        return {n: self._value(node, n, given[n]) for n in ("block", "pack_small")}
 
     def plain_values(self, names: Sequence[str]) -> dict[str, Any]:
         """Give those of the names at top level whose values are plain."""

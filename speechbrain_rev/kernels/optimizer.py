@@ -1,4 +1,4 @@
-"""A step of SGD or Adam over all tensors, with 8-bit or 32-bit states, in one launch.
+"""A step of an optimizer over all tensors, with 8-bit or 32-bit states, in one launch.
 
 The plain reference is ``speechbrain_rev.optim.reference``: same names, same signatures,
 same bits. A program takes a tile of values: it looks up whose they are, reads their
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: Values of a program: one block of 2048, or 8 of 256.
 TILE = 2048
 _AXES = 4
+#: Kinds of updates; rows of ``speechbrain_rev.optimizers`` name theirs.
+KINDS = ("momentum", "adam")
 
 
 @dataclass(frozen=True)
@@ -31,21 +33,21 @@ class UpdateRule:
 
     Attributes
     ----------
-    adam : bool
-        Adam, else SGD with momentum.
+    kind : str
+        One of ``KINDS``.
     lr, weight_decay : float
         Learning rate, and how fast weights shrink.
     betas : (float, float)
-        Of the first and the second moment; SGD's momentum is the first.
+        Parts that a step keeps; SGD's momentum is the first.
     eps : float
-        Of Adam.
+        Added to the root of the second moment.
     decoupled : bool
         Whether weights shrink before the update; else the decay is added to gradients.
     nesterov : bool
-        Of SGD.
+        Whether the momentum looks one step ahead.
     """
 
-    adam: bool
+    kind: str
     lr: float
     weight_decay: float
     betas: tuple[float, float]
@@ -214,7 +216,7 @@ def _write(
 def _update_kernel(
     addresses, layouts, starts, first_tiles, first_blocks, tensors, corrections, stride,
     healthy, moment1, moment2, scale1, scale2, values1, values2, midpoints1, midpoints2,
-    lr, decay, keep, beta1, beta2, less1, less2, eps, ADAM: tl.constexpr,
+    lr, decay, keep, beta1, beta2, less1, less2, eps, KIND: tl.constexpr,
     NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr, DECAYS: tl.constexpr,
     QUANTISED: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -258,14 +260,14 @@ def _update_kernel(
             _pointer(addresses, 2 * current + 1) + grad_offset, mask=own, other=0.0
         )
         weight, gradient = tl.where(own, w, weight), tl.where(own, g, gradient)
-        if ADAM:
+        if KIND == "adam":
             c1 = tl.load(corrections + current).to(tl.float32)
             c2 = tl.load(corrections + stride + current).to(tl.float32)
             correction1 = tl.where(own, c1, correction1)
             correction2 = tl.where(own, c2, correction2)
         trained = trained | own
         current += 1
-    # Blocks of which nothing is trained keep their bits.
+    # Blocks without a trained value keep their bits.
     any_trained = tl.max(trained.to(tl.int32), axis=1, keep_dims=True) > 0  # [ROWS, 1]
     written = inside & any_trained
     block, position = first_block + row, place - base
@@ -277,7 +279,7 @@ def _update_kernel(
             weight = weight * keep
         else:
             gradient = gradient + weight * decay
-    if ADAM:
+    if KIND == "adam":
         old2 = _read(
             moment2, scale2, values2, position, block, any_trained, inside, QUANTISED
         )
@@ -365,7 +367,7 @@ def update(
         _update_kernel, programs, arrays.addresses[first:], arrays.layouts[first:],
         arrays.starts[first:], arrays.first_tiles[first:], blocks, packed.last - first,
         given, given.stride(0), healthy, *moments, *scales, tree1.values,
-        tree2.values, tree1.midpoints, tree2.midpoints, *scalars(rule), ADAM=rule.adam, NESTEROV=rule.nesterov,
+        tree2.values, tree1.midpoints, tree2.midpoints, *scalars(rule), KIND=rule.kind, NESTEROV=rule.nesterov,
         DECOUPLED=rule.decoupled, DECAYS=rule.weight_decay != 0,
         QUANTISED=packed.block is not None, SHARED=packed.shared, ROWS=TILE // block,
         BLOCK=block,
@@ -480,12 +482,12 @@ def usable(device: torch.device, dtype: torch.dtype) -> bool:
     ]
     try:
         clear_unless_finite(healthy, table)
-        for adam in (False, True):
+        for kind in KINDS:
             update(
                 table,
                 Packed(0, 1, 256, False, [0, 1], states, scales),
                 UpdateRule(
-                    adam=adam, lr=0.1, weight_decay=0.0, betas=(0.9, 0.9), eps=1.0
+                    kind=kind, lr=0.1, weight_decay=0.0, betas=(0.9, 0.9), eps=1.0
                 ),
                 healthy,
                 torch.ones(2, 2, dtype=torch.float64, device=device),

@@ -40,9 +40,7 @@ from speechbrain_rev.whole_files import (
     SUMS,
     check_sum,
     digest_of,
-    naming,
     sums_in,
-    write_sums,
 )
 
 logger = logging.getLogger(__name__)
@@ -360,61 +358,6 @@ def clear_unfinished_checkpoints(folder: Path) -> None:
     for path in folder.glob(f"{CKPT_PREFIX}+*"):
         if path.is_dir() and not (path / METAFNAME).exists():
             shutil.rmtree(path)
-
-
-def rewrite_checkpoint(folder: Path, name: str, content: bytes) -> None:
-    """Give a file of a checkpoint another content, and the checkpoint its checksum.
-
-    A copy with the new content is made beside the checkpoint. Both become what they are
-    to be by one renaming of the file that makes a folder a checkpoint: at any moment
-    either the old one is whole or the new one.
-
-    Parameters
-    ----------
-    folder : Path
-        The checkpoint's.
-    name : str
-        The file.
-    content : bytes
-        The whole of it.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written: then the checkpoint is as it was.
-
-    Example
-    -------
-    >>> model = torch.nn.Linear(2, 2)
-    >>> checkpointer = WholeCheckpointer(getfixture("tmp_path"), {"model": model})
-    >>> folder = Path(checkpointer.save_checkpoint().path)
-    >>> rewrite_checkpoint(folder, "model.ckpt", b"1")
-    >>> (folder / "model.ckpt").read_bytes(), len(checkpointer.list_checkpoints())
-    (b'1', 1)
-    """
-    new = folder.with_name(f"{folder.name}.new")
-    with naming(new, "Free some space there; the checkpoint is as it was."):
-        try:
-            left_out = shutil.ignore_patterns(METAFNAME, name, CHECKSUMS)
-            shutil.copytree(folder, new, symlinks=True, ignore=left_out)
-            (new / name).write_bytes(content)
-            if sums := sums_in(folder):
-                write_sums(new, {**sums, name: digest_of(new / name, "sha256")})
-            for path in (*new.iterdir(), new):
-                _to_disk(path)
-            os.replace(folder / METAFNAME, new / METAFNAME)
-        except BaseException:
-            shutil.rmtree(new, ignore_errors=True)
-            raise
-    # It is the checkpoint now, whatever becomes of the old one.
-    with naming(
-        folder, "Free some space there. The new content is taken all the same."
-    ):
-        for path in (new, folder):
-            _to_disk(path)
-        shutil.rmtree(folder)
-        os.replace(new, folder)
-        _to_disk(folder.parent)
 
 
 def place_of(

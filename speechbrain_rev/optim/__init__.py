@@ -1,19 +1,14 @@
 """Optimizers with 8-bit or 32-bit states."""
 
-from speechbrain_rev.optim.checkpoint import convert_checkpoint
-from speechbrain_rev.optim.optimizer import (
-    SGD,
-    Adam,
-    AdamW,
-    build_optimizer,
-    state_bytes,
-)
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "SGD",
-    "Adam",
-    "AdamW",
-    "build_optimizer",
-    "convert_checkpoint",
-    "state_bytes",
-]
+from speechbrain_rev.optim.optimizer import CLASSES, build_optimizer, state_bytes
+
+_BY_CLASS_NAME = {public.__name__: public for public in CLASSES.values()}
+globals().update(_BY_CLASS_NAME)
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
+
+__all__ = [*_BY_CLASS_NAME, "build_optimizer", "state_bytes"]

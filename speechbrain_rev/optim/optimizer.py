@@ -1,4 +1,4 @@
-"""SGD, Adam and AdamW with 8-bit or 32-bit states, as classes and by name.
+"""Optimizers with 8-bit or 32-bit states: a class for each row of ``OPTIMIZERS``.
 
 8-bit states are cut into blocks, each block is divided by its largest magnitude and
 stored as the nearest of 256 values: ``reference.py`` has the scheme and computes on a CPU,
@@ -7,35 +7,19 @@ stored as the nearest of 256 values: ``reference.py`` has the scheme and compute
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
-from typing import Any, ClassVar
+from pkgutil import resolve_name
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from speechbrain_rev.kernels import optimizer as kernels
 from speechbrain_rev.kernels.optimizer import UpdateRule
-from speechbrain_rev.optim import bitsandbytes, reference
-from speechbrain_rev.optim.arguments import (
-    Kept,
-    Params,
-    honoured,
-    parameter_groups,
-    parameters_to_keep,
-    read_options,
-    read_parameters,
-)
-from speechbrain_rev.optim.checkpoint import (
-    BUILT_AS,
-    GROUP_ENTRIES,
-    by_parameter,
-    parameters_of,
-    read_checkpoint,
-)
+from speechbrain_rev.optim import reference
 from speechbrain_rev.optim.map import map_of
 from speechbrain_rev.optim.states import (
     STATE_KEYS,
@@ -43,33 +27,88 @@ from speechbrain_rev.optim.states import (
     Storage,
     make_arena,
     moments_of,
+    stored_moments,
+)
+from speechbrain_rev.optimizers import (
+    AT_32_BIT,
+    BY_LIBRARY,
+    FORMS,
+    OPTIMIZERS,
+    OptimizerRow,
+    form_of,
+    one_of,
+    read_options,
+    switch,
+)
+
+Params: TypeAlias = (
+    Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+)
+Kept: TypeAlias = torch.nn.Module | Tensor | Iterable["Kept"]
+
+# The entry of the parameter groups that names the optimizer and the form of its states.
+# It lies in the groups because torch saves them whole and leaves unknown entries alone.
+_BUILT_AS = "built_as"
+# Entries of groups beside options: those of checkpoints, schedulers and the caller.
+_GROUP_ENTRIES = ("params", "initial_lr", "name", "param_names", _BUILT_AS)
+
+_read_bits = one_of("optimizer states can have 8 or 32 bits", 8, 32)
+_read_block = one_of("blocks have 256 or 2048 values", 256, 2048)
+_read_backend = one_of(
+    "it must be 'native' or 'bitsandbytes'", "native", "bitsandbytes"
 )
 
 
 class _Named(torch.optim.Optimizer):
-    """The common part of SGD, Adam and AdamW: an instance is of a subclass for its bits."""
+    """The common part of the public classes.
 
-    _name: ClassVar[str]  # as in build_optimizer
-    _at_32bit: ClassVar[type[torch.optim.Optimizer]]
-    _named: ClassVar[type[_Named]]  # the public one, of the classes that compute
-    _bits: ClassVar[int]  # likewise
+    An instance is of a subclass, whose second base computes with such states.
+    """
 
-    def _init(self, given: Mapping[str, Any]) -> None:
-        """Read the arguments of a public class, by name, and start what computes."""
-        options = self._options = read_options(self._name, given)
-        named: Any = getattr(self, "_named", type(self))
-        # What it computes with is its base, as of the paths that pathlib.Path makes.
-        self.__class__ = _computing(named, options["bits"])
+    _row: ClassVar[OptimizerRow]
+    _public: ClassVar[type[_Named]]  # the class that the user called
+    _form: ClassVar[str]
+
+    def __init__(
+        self,
+        params: Params,
+        *,
+        bits: int,
+        lr: float,
+        keep_32bit: Kept = (),
+        block: int = 256,
+        pack_small: bool = False,
+        backend: str = "native",
+        **options: Any,
+    ) -> None:
+        self._storing = {
+            "bits": _read_bits("bits", bits),
+            "block": _read_block("block", block),
+            "pack_small": switch("pack_small", pack_small),
+            "backend": _read_backend("backend", backend),
+        }
+        form = form_of(bits, backend)
+        kept = _tensors_in(keep_32bit)
+        if form == BY_LIBRARY and (block != 256 or pack_small or kept):
+            raise ValueError(
+                "backend 'bitsandbytes' cannot do block=2048, pack_small or keep_32bit. "
+                "Leave them out, or take the backend 'native'."
+            )
+        self._options = read_options(self._row, form, {"lr": lr, **options})
+        self._storage = Storage(block, pack_small, frozenset(kept), bits)
+        # The base that computes depends on the bits, as paths of pathlib on the system.
+        public: Any = getattr(self, "_public", type(self))
+        self.__class__ = _computing(public, form)
         start: Callable[..., None] = super().__init__
-        own = {key: options[key] for key in honoured(self._name, self._bits)}
-        start(parameter_groups(given["params"]), **own)
-        kept = parameters_to_keep(given["keep_32bit"], parameters_of(self.param_groups))
-        self._storage = Storage(options["block"], options["pack_small"], kept)
+        start(params, **self._options)
+        _check_kept(kept, _parameters_of(self.param_groups))
 
     def __reduce__(self) -> tuple[Any, ...]:
         groups = [{"params": group["params"]} for group in self.param_groups]
-        given = {"params": groups, "keep_32bit": [*self._storage.kept], **self._options}
-        return _rebuild, (self._named, given, self.state_dict())
+        params = _parameters_of(self.param_groups)
+        kept = [param for param in params if param in self._storage.kept]
+        given = {"keep_32bit": kept, **self._storing, **self._options}
+        return _rebuild, (self._public, groups, given, self.state_dict())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with options of their own or those of the others.
@@ -78,71 +117,154 @@ class _Named(torch.optim.Optimizer):
         ------
         ValueError
             If a parameter is there already, an option is unknown or cannot be honoured,
-            or weights are not float32 at 8 bits. Nothing is changed then.
+            or this package's arithmetic updates weights that are not float32. Nothing is
+            changed then.
         """
-        own = honoured(self._name, self._bits)
-        for key in param_group:
-            if key not in (*own, *GROUP_ENTRIES, *self.defaults):
-                raise ValueError(
-                    f"A parameter group has {key!r}, which is no option of "
-                    f"{self._name}. There are {', '.join(honoured(self._name, 32))}."
-                )
-        group = self.defaults | param_group
-        options = self._options | {key: group[key] for key in own}
-        read = read_options(self._name, options)
-        group |= {key: read[key] for key in own}
-        group["params"] = read_parameters(
-            group, parameters_of(self.param_groups), self._bits
+        if unknown := param_group.keys() - {*_GROUP_ENTRIES, *self.defaults}:
+            raise ValueError(
+                f"A parameter group has {min(unknown)!r}, which {self._row.name} at "
+                f"{self._form} does not take. It takes {', '.join(self._options)}."
+            )
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        if isinstance(self, _Native):
+            _check_weights(params)
+        own = {name: param_group[name] for name in self._options.keys() & param_group}
+        options = read_options(self._row, self._form, self._options | own)
+        super().add_param_group(
+            param_group
+            | {name: value for name, value in options.items() if name in self.defaults}
+            | {"params": params, _BUILT_AS: f"{self._row.name} at {self._form}"}
         )
-        super().add_param_group(group | {BUILT_AS: f"{self._name} at {self._bits} bit"})
-
-    def state_dtype(self, param: Tensor) -> torch.dtype:
-        """Return the type in which the moments of a parameter are stored."""
-        at_8bit = self._bits == 8 and self._storage.form(param)[0]
-        return torch.uint8 if at_8bit else param.dtype
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up a checkpoint of an optimizer built like this one, to the bit.
+        """Load a checkpoint of an optimizer built like this one, to the bit.
 
         Parameters
         ----------
         state_dict : dict
-            What ``state_dict()`` gave, or :func:`convert_checkpoint`.
+            What ``state_dict()`` gave.
 
         Raises
         ------
         ValueError
-            If it is of another optimizer, other bits, another form of states or other
-            parameters. Nothing is changed then.
+            If it is of another optimizer, other bits, another backend, another form of
+            states or other parameters. Nothing is changed then.
         """
-        super().load_state_dict(read_checkpoint(self, state_dict))
+        _check_checkpoint(self, state_dict)
+        super().load_state_dict(state_dict)
 
 
-def _rebuild(named: Any, given: Mapping[str, Any], saved: dict[str, Any]) -> Any:
-    optimizer = object.__new__(named)
-    optimizer._init(given)
+def _rebuild(
+    public: Any, groups: Any, given: Mapping[str, Any], saved: dict[str, Any]
+) -> Any:
+    optimizer = object.__new__(public)
+    _Named.__init__(optimizer, groups, **given)
     optimizer.load_state_dict(saved)
     return optimizer
 
 
-class _EightBit(torch.optim.Optimizer):
-    """Optimizers that compute for a class of ours, with 8-bit states."""
+def _check_weights(params: Iterable[Any]) -> None:
+    """Refuse weights that this package's arithmetic cannot update."""
+    for index, entry in enumerate(params):
+        param = entry[1] if isinstance(entry, tuple) else entry  # of named_parameters()
+        if hasattr(param, "device_mesh"):
+            raise ValueError(
+                f"params[{index}] is sharded by FSDP, whose parts have no 8-bit states here. "
+                "Use DistributedDataParallel, or set bits to 32."
+            )
+        if isinstance(param, Tensor) and param.dtype != torch.float32:
+            raise ValueError(
+                f"params[{index}] is {param.dtype}, but this update is computed in "
+                "float32. Keep weights in float32 (autocast lowers the precision of the "
+                "network, not of its weights), or take sgd, adam or adamw with bits=32."
+            )
 
-    _name: ClassVar[str]
-    _options: dict[str, Any]
+
+def _check_checkpoint(
+    optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]
+) -> None:
+    """Refuse a checkpoint that torch would load with another meaning.
+
+    torch compares numbers of parameters alone, and training would go on with wrong momenta.
+    """
+    groups = state_dict["param_groups"]
+    own, saved = (_form_of(each[0]) for each in (optimizer.param_groups, groups))
+    if own != saved:
+        raise ValueError(
+            f"The checkpoint's optimizer is {saved}, and this one is {own}. Resume with "
+            f"the checkpoint's (in a recipe optimizer_name, optimizer_bits, "
+            f"optimizer_block, optimizer_pack_small and optimizer_backend), or start from "
+            f"its weights alone."
+        )
+    params = _parameters_of(optimizer.param_groups)
+    # torch reports a wrong number of parameters.
+    numbers = zip(params, _parameters_of(groups), strict=False)
+    for index, (param, number) in enumerate(numbers):
+        at_8_bit = optimizer._storage.form(param)[0]  # type: ignore[attr-defined]
+        dtype = torch.uint8 if at_8_bit else param.dtype
+        for moment in stored_moments(state_dict["state"].get(number, {})):
+            if (moment.shape, moment.dtype) != (param.shape, dtype):
+                raise ValueError(
+                    f"Parameter {index} has shape {list(param.shape)} and {dtype} states, "
+                    f"but the checkpoint holds {moment.dtype} states of shape "
+                    f"{list(moment.shape)}. Build the network, and give keep_32bit, as in "
+                    f"the run that wrote it."
+                )
+
+
+def _form_of(group: Mapping[str, Any]) -> str:
+    """Put the optimizer of a parameter group and the form of its states into words."""
+    if "block_size" not in group:
+        return str(group.get(_BUILT_AS, "none of speechbrain_rev.optim"))
+    small = "packed" if group["pack_small"] else "at 32 bit"
+    blocks = f"blocks of {group['block_size']} values with small tensors {small}"
+    return f"{group[_BUILT_AS]} in {blocks}"
+
+
+def _parameters_of(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """List the parameters of all groups, or their numbers in a checkpoint."""
+    return [param for group in groups for param in group["params"]]
+
+
+def _tensors_in(keep_32bit: Kept) -> set[Tensor]:
+    if isinstance(keep_32bit, Tensor):
+        return {keep_32bit}
+    if isinstance(keep_32bit, torch.nn.Module):
+        return set(keep_32bit.parameters())
+    if isinstance(keep_32bit, str | Mapping) or not isinstance(keep_32bit, Iterable):
+        raise ValueError(
+            f"keep_32bit holds a {type(keep_32bit).__name__}; give modules or parameters, "
+            f"or a list of them."
+        )
+    return {param for item in keep_32bit for param in _tensors_in(item)}
+
+
+def _check_kept(kept: Iterable[Tensor], params: Iterable[Tensor]) -> None:
+    for param in set(kept) - set(params):
+        # A frozen one may be missing: many loops leave those out.
+        if param.requires_grad:
+            raise ValueError(
+                f"keep_32bit holds a parameter of shape {list(param.shape)} that is "
+                f"not among params. Give modules that this optimizer trains."
+            )
+
+
+class _Native(torch.optim.Optimizer):
+    """Arithmetic of this package, with 8-bit and float32 states."""
+
+    _row: ClassVar[OptimizerRow]
     _storage: Storage
     # A loss scaler then hands over whether to step, instead of waiting for the device.
     _step_supports_amp_scaling = True
 
-    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
-        if self._options["backend"] == "bitsandbytes":
-            bitsandbytes.library()
+    def __init__(self, params: Params, **options: Any) -> None:
         self._arenas: list[Arena] = []
         #: Skipped steps that were counted before the buffers were rebuilt.
         self._skipped_before = 0
-        block, pack_small = self._options["block"], self._options["pack_small"]
-        form = {"block_size": block, "pack_small": pack_small}
-        super().__init__(groups, options | form)
+        storage = self._storage
+        form = {"block_size": storage.block, "pack_small": storage.pack_small}
+        super().__init__(params, options | (form if storage.bits == 8 else {}))
 
     @property
     def skipped_steps(self) -> int:
@@ -156,6 +278,26 @@ class _EightBit(torch.optim.Optimizer):
     def read_moments(self, param: Tensor) -> list[Tensor]:
         """Read the moments of a parameter in float32; none before its first gradient."""
         return moments_of(self.state.get(param, {}), self._storage.block)
+
+    def read_momentum(self, param: Tensor) -> tuple[Tensor, float]:
+        """Read a parameter's momentum, as a sum of gradients whose weights tend to 1.
+
+        Returns
+        -------
+        momentum : Tensor
+            The parameter's shape, float32.
+        kept : float
+            The part of it that each step keeps.
+        """
+        (group,) = (
+            group
+            for group in self.param_groups
+            if any(param is own for own in group["params"])
+        )
+        option, place = self._row.momentum
+        kept = float(group[option] if place is None else group[option][place])
+        moment = self.read_moments(param)[0]
+        return moment.mul_(1 - kept) if self._row.sums else moment, kept
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -171,12 +313,12 @@ class _EightBit(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for index, param in enumerate(parameters_of(self.param_groups)):
+        for index, param in enumerate(_parameters_of(self.param_groups)):
             if param.grad is not None and param.grad.layout != torch.strided:
                 raise ValueError(
                     f"The gradient of params[{index}], shape {list(param.shape)}, is "
-                    f"{param.grad.layout}, but with 8-bit states gradients must be "
-                    f"dense. Build the layer with sparse=False."
+                    f"{param.grad.layout}, but gradients must be dense here. Build the "
+                    f"layer with sparse=False."
                 )
             moment = self.state.get(param, {}).get("state1", param)
             if param.dtype != torch.float32 or (
@@ -190,46 +332,44 @@ class _EightBit(torch.optim.Optimizer):
                 )
         self._follow_groups()
         active = [arena for arena in self._arenas if arena.set_gradients()]
-        # What a loss scaler hands over.
-        found, scale = (getattr(self, k, None) for k in ("found_inf", "grad_scale"))
+        # A loss scaler sets both.
+        overflow, scale = (getattr(self, k, None) for k in ("found_inf", "grad_scale"))
         healthy: dict[torch.device, Tensor] = {}  # whether each device may step
         for arena in active:
             steps, gradients = arena.table.steps, arena.table.gradients
             if scale is not None:
-                given = [gradient for gradient in gradients if gradient is not None]
-                torch._foreach_mul_(given, (1 / scale).to(steps))
+                scaled = [gradient for gradient in gradients if gradient is not None]
+                torch._foreach_mul_(scaled, (1 / scale).to(steps))
             if steps.device not in healthy:
                 one = torch.ones_like(steps[:1])
-                may_step = one if found is None else (found.reshape(1) == 0)
+                may_step = one if overflow is None else (overflow.reshape(1) == 0)
                 healthy[steps.device] = may_step.to(steps)
-            computing = _backend(steps, "native")
-            computing.clear_unless_finite(healthy[steps.device], arena.table)
+            _backend(steps).clear_unless_finite(healthy[steps.device], arena.table)
         for arena in active:
             self._update(arena, healthy[arena.table.steps.device])
         return loss
 
     def _update(self, arena: Arena, healthy: Tensor) -> None:
         group, table = self.param_groups[arena.group], arena.table
-        adam = self._name != "sgd"
+        row = self._row
         rule = UpdateRule(
-            adam=adam,
+            kind=row.rule,
             lr=float(group["lr"]),
             weight_decay=group["weight_decay"],
-            betas=group["betas"] if adam else (group["momentum"], 0.0),
+            betas=group["betas"] if "betas" in group else (group["momentum"], 0.0),
             eps=group.get("eps", 0.0),
-            decoupled=self._name == "adamw" or group.get("decoupled_decay", False),
+            decoupled=row.decoupled or group.get("decoupled_decay", False),
             nesterov=group.get("nesterov", False),
         )
         table.steps.addcmul_(table.active, healthy)
         arena.tried += 1
         corrections = None
-        if adam:
+        if row.bias_corrected:
             betas = table.sent("betas", rule.betas, torch.float64)
             corrections = 1 - betas[:, None] ** table.steps
-        maps = [map_of(i == 0, table.steps.device) for i in range(1 + adam)]
+        maps = [map_of(i == 0, table.steps.device) for i in range(row.moments)]
         for packed in arena.packs:
-            name = "native" if packed.block is None else self._options["backend"]
-            backend = _backend(table.steps, name)
+            backend = _backend(table.steps)
             backend.update(table, packed, rule, healthy, corrections, maps)
 
     def _follow_groups(self) -> None:
@@ -245,7 +385,7 @@ class _EightBit(torch.optim.Optimizer):
                         key: value.clone() if isinstance(value, Tensor) else value
                         for key, value in self.state.get(param, {}).items()
                     }
-            self._lay_out(states, self._storage.block, requantise=True)
+            self._lay_out(states, requantise=True)
         for number, group in enumerate(self.param_groups):
             new = (p for p in group["params"] if p.grad is not None and p.numel())
             self._add_arenas(
@@ -278,8 +418,7 @@ class _EightBit(torch.optim.Optimizer):
 
         for _, params in groupby(sorted(numbers, key=together), together):
             number = sum(other.group == group for other in self._arenas)
-            moments = 1 if self._name == "sgd" else 2
-            new = make_arena(group, number, [*params], self._storage, moments)
+            new = make_arena(group, number, [*params], self._storage, self._row.moments)
             for param, views in new.states.items():
                 # Entries of the caller's own stay.
                 entries = self.state.get(param, {}).items()
@@ -288,220 +427,121 @@ class _EightBit(torch.optim.Optimizer):
             self._arenas.append(new)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.take_up(state_dict, self._storage.block)
-
-    def take_up(self, checkpoint: dict[str, Any], block: int) -> None:
-        """Load a checkpoint that was read, whose 8-bit states have such blocks."""
-        super().load_state_dict({**checkpoint, "state": {}})
+        super().load_state_dict({**state_dict, "state": {}})
         self._skipped_before = 0
-        self._lay_out(by_parameter(self, checkpoint), block)
+        numbers = _parameters_of(state_dict["param_groups"])
+        states = [state_dict["state"].get(number, {}) for number in numbers]
+        params = _parameters_of(self.param_groups)
+        self._lay_out(dict(zip(params, states, strict=True)))
 
     def _lay_out(
-        self, saved: Mapping[Tensor, Any], block: int, *, requantise: bool = False
+        self, states: Mapping[Tensor, Any], *, requantise: bool = False
     ) -> None:
-        """Make buffers of the states that parameters have; the others begin anew."""
+        """Copy states into new buffers; parameters without states begin anew."""
         self._arenas.clear()
         for number, group in enumerate(self.param_groups):
-            stepped = (p for p in group["params"] if saved[p])
+            stepped = (p for p in group["params"] if "state1" in states[p])
             self._add_arenas(
-                number, {p: int(saved[p].get("arena", 0)) for p in stepped}
+                number, {p: int(states[p].get("arena", 0)) for p in stepped}
             )
         for arena in self._arenas:
-            arena.fill(saved, block, requantise=requantise)
+            arena.fill(states, requantise=requantise)
 
 
-def _backend(steps: Tensor, name: str) -> Any:
+def _backend(steps: Tensor) -> Any:
     """Choose the module that computes where steps are counted."""
-    if name == "bitsandbytes":
-        return bitsandbytes
     usable = steps.is_cuda and kernels.usable(steps.device, torch.float32)
     return kernels if usable else reference
 
 
 @functools.cache
-def _computing(named: Any, bits: int) -> type[Any]:
-    """Return the subclass of a public class that computes with states of such bits."""
-    members = {"__doc__": named.__doc__, "_named": named, "_bits": bits}
-    computes = _EightBit if bits == 8 else named._at_32bit
-    return type(f"{named.__name__}{bits}bit", (named, computes), members)
+def _computing(public: Any, form: str) -> type[Any]:
+    """Return the subclass of a public class that computes with such states."""
+    paths = {AT_32_BIT: public._row.at_32_bit, BY_LIBRARY: public._row.by_library}
+    path = paths.get(form)
+    try:
+        computes = resolve_name(path) if path else _Native
+    except ImportError as error:
+        raise ImportError(
+            f"The backend 'bitsandbytes' cannot be imported here ({error}). Install it, "
+            "or take the backend 'native' (optimizer_backend: native)."
+        ) from error
+    members = {"__doc__": public.__doc__, "_public": public, "_form": form}
+    name = f"{public.__name__}_at_{form.replace(' ', '_')}"
+    return type(name, (public, computes), members)
 
 
-class SGD(_Named):
-    """SGD with momentum and 8-bit or 32-bit states.
+def _public_class(row: OptimizerRow) -> type[_Named]:
+    """Make the class of a row, whose signature and documentation name its options."""
 
-    Parameters
-    ----------
-    params : iterable of torch.Tensor, or one parameter group
-        What to train, see :func:`build_optimizer`.
-    bits : {8, 32}
-        Bits of each value of the momentum.
-    lr : float
-        Learning rate.
-    momentum : float
-        From 0 to below 1; above 0 at 8 bits.
-    weight_decay : float
-        An L2 penalty.
-    nesterov : bool
-        Whether the momentum looks one step ahead.
-    dampening : float
-        At 32 bits only.
-    decoupled_decay : bool
-        At 8 bits only: weights shrink before the update, as in AdamW.
-    keep_32bit, block, pack_small, backend
-        How states are stored and who computes, see :func:`build_optimizer`.
+    def start(self: Any, params: Params, **given: Any) -> None:
+        super(public, self).__init__(params, **given)
 
-    Raises
-    ------
-    ValueError, ImportError
-        As :func:`build_optimizer` does.
-
-    Notes
-    -----
-    :func:`build_optimizer` makes this class for the name "sgd". Its page says what
-    computes and which checkpoints fit.
-
-    Example
-    -------
-    >>> from hyperpyyaml import load_hyperpyyaml
-    >>> text = "opt_class: !name:speechbrain_rev.optim.SGD {bits: 8, lr: 0.1}"
-    >>> opt_class = load_hyperpyyaml(text)["opt_class"]
-    >>> optimizer = opt_class([torch.nn.Parameter(torch.ones(4096))])
-    >>> isinstance(optimizer, SGD), isinstance(optimizer, torch.optim.Optimizer)
-    (True, True)
-    """
-
-    _name, _at_32bit = "sgd", torch.optim.SGD
-
-    def __init__(
-        self,
-        params: Params,
-        *,
-        bits: int,
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        dampening: float = 0.0,
-        decoupled_decay: bool = False,
-        keep_32bit: Kept = (),
-        block: int = 256,
-        pack_small: bool = False,
-        backend: str = "native",
-    ) -> None:
-        self._init(locals())
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
+        for name, option in row.options.items()
+        if option.default is not None
+    ]
+    common = list(inspect.signature(_Named.__init__).parameters.values())[:-1]
+    of_states = [p for p in common if p.default is not inspect.Parameter.empty]
+    needed = [p for p in common if p.default is inspect.Parameter.empty]
+    parameters = [*needed, *options, *of_states]
+    start.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    lines = []
+    for name, option in row.options.items():
+        only = (
+            "" if option.forms == FORMS else f" Only at {' or at '.join(option.forms)}."
+        )
+        lines.append(f"{name} : {option.type}\n    {option.meaning}{only}")
+    documentation = _DOCUMENTATION.format(
+        summary=row.summary,
+        name=row.name,
+        class_name=row.class_name,
+        options="\n".join(lines),
+    )
+    members = {"__doc__": documentation, "__init__": start, "_row": row}
+    # Copies and pickles look classes up where users import them.
+    members["__module__"] = "speechbrain_rev.optim"
+    public: type[_Named] = type(row.class_name, (_Named,), members)
+    return public
 
 
-class _AdamLike(_Named):
-    def __init__(
-        self,
-        params: Params,
-        *,
-        bits: int,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        keep_32bit: Kept = (),
-        block: int = 256,
-        pack_small: bool = False,
-        backend: str = "native",
-    ) -> None:
-        self._init(locals())
+_DOCUMENTATION = """{summary}
 
+With 8-bit or 32-bit states.
 
-class Adam(_AdamLike):
-    """Adam with 8-bit or 32-bit states.
+Parameters
+----------
+params : iterable of torch.Tensor, or of parameter groups
+    What to train, see :func:`build_optimizer`.
+bits : {{8, 32}}
+    Bits of each value of the states.
+{options}
+keep_32bit, block, pack_small, backend
+    How states are stored and who computes, see :func:`build_optimizer`.
 
-    Parameters
-    ----------
-    params : iterable of torch.Tensor, or one parameter group
-        What to train, see :func:`build_optimizer`.
-    bits : {8, 32}
-        Bits of each value of both moments.
-    lr : float
-        Learning rate.
-    betas : (float, float)
-        Of the first and the second moment, each from 0 to below 1.
-    eps : float
-        Above 0.
-    weight_decay : float
-        An L2 penalty.
-    amsgrad : bool
-        At 32 bits only.
-    keep_32bit, block, pack_small, backend
-        How states are stored and who computes, see :func:`build_optimizer`.
+Raises
+------
+ValueError, ImportError
+    As :func:`build_optimizer` does.
 
-    Raises
-    ------
-    ValueError, ImportError
-        As :func:`build_optimizer` does.
+Notes
+-----
+:func:`build_optimizer` makes this class for the name "{name}". Its page says what
+computes and which checkpoints fit.
 
-    Notes
-    -----
-    :func:`build_optimizer` makes this class for the name "adam". Its page says what
-    computes and which checkpoints fit.
-
-    Example
-    -------
-    >>> from hyperpyyaml import load_hyperpyyaml
-    >>> text = "opt_class: !name:speechbrain_rev.optim.Adam {bits: 8, lr: 0.001}"
-    >>> opt_class = load_hyperpyyaml(text)["opt_class"]
-    >>> optimizer = opt_class([torch.nn.Parameter(torch.ones(4096))])
-    >>> isinstance(optimizer, Adam), isinstance(optimizer, torch.optim.Optimizer)
-    (True, True)
-    """
-
-    _name, _at_32bit = "adam", torch.optim.Adam
-
-
-class AdamW(_AdamLike):
-    """Adam with decoupled weight decay and 8-bit or 32-bit states.
-
-    Parameters
-    ----------
-    params : iterable of torch.Tensor, or one parameter group
-        What to train, see :func:`build_optimizer`.
-    bits : {8, 32}
-        Bits of each value of both moments.
-    lr : float
-        Learning rate.
-    betas : (float, float)
-        Of the first and the second moment, each from 0 to below 1.
-    eps : float
-        Above 0.
-    weight_decay : float
-        Decoupled: weights shrink by it before the update. The default is 0, that of
-        ``torch.optim.AdamW`` 0.01.
-    amsgrad : bool
-        At 32 bits only.
-    keep_32bit, block, pack_small, backend
-        How states are stored and who computes, see :func:`build_optimizer`.
-
-    Raises
-    ------
-    ValueError, ImportError
-        As :func:`build_optimizer` does.
-
-    Notes
-    -----
-    :func:`build_optimizer` makes this class for the name "adamw". Its page says what
-    computes and which checkpoints fit.
-
-    Example
-    -------
-    >>> from hyperpyyaml import load_hyperpyyaml
-    >>> text = "opt_class: !name:speechbrain_rev.optim.AdamW {bits: 8, lr: 0.001}"
-    >>> opt_class = load_hyperpyyaml(text)["opt_class"]
-    >>> optimizer = opt_class([torch.nn.Parameter(torch.ones(4096))])
-    >>> isinstance(optimizer, AdamW), isinstance(optimizer, torch.optim.Optimizer)
-    (True, True)
-    """
-
-    _name, _at_32bit = "adamw", torch.optim.AdamW
-
-
-_CLASSES: dict[str, type[_Named]] = {row._name: row for row in (SGD, Adam, AdamW)}
+Example
+-------
+>>> import torch
+>>> from hyperpyyaml import load_hyperpyyaml
+>>> text = "opt_class: !name:speechbrain_rev.optim.{class_name} {{bits: 8, lr: 0.1}}"
+>>> opt_class = load_hyperpyyaml(text)["opt_class"]
+>>> optimizer = opt_class([torch.nn.Parameter(torch.ones(4096))])
+>>> isinstance(optimizer, {class_name}), isinstance(optimizer, torch.optim.Optimizer)
+(True, True)
+"""
+#: The class of each optimizer, by its name.
+CLASSES = {name: _public_class(row) for name, row in OPTIMIZERS.items()}
 
 
 def build_optimizer(
@@ -510,22 +550,15 @@ def build_optimizer(
     name: str,
     bits: int,
     lr: float,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    nesterov: bool = False,
-    dampening: float = 0.0,
-    decoupled_decay: bool = False,
-    amsgrad: bool = False,
     keep_32bit: Kept = (),
     block: int = 256,
     pack_small: bool = False,
     backend: str = "native",
+    **options: Any,
 ) -> torch.optim.Optimizer:
-    """Build an :class:`SGD`, :class:`Adam` or :class:`AdamW` by its name.
+    """Build an optimizer by its name: an instance of its class in this package.
 
-    At 32 bits, torch's own optimizer computes; it is the baseline. At 8 bits, a step over
+    At 32 bits torch's own optimizer computes, where torch has one. At 8 bits a step over
     all tensors takes at most ten launches of a GPU, with the arithmetic of torch's.
     Options that would be ignored are refused.
 
@@ -534,29 +567,12 @@ def build_optimizer(
     params : iterable of torch.Tensor, or of parameter groups
         What to train. Groups may have options of their own. Some versions of SpeechBrain
         clip the gradients of the first group alone: there keep to one.
-    name : {"sgd", "adam", "adamw"}
-        SGD with momentum; Adam; Adam with decoupled weight decay.
+    name : {"sgd", "adam", "adamw", "lion"}
+        SGD with momentum; Adam; Adam with decoupled weight decay; Lion.
     bits : {8, 32}
-        Bits of each value of momentum and variance.
+        Bits of each value of the states.
     lr : float
         Learning rate.
-    momentum : float
-        Of SGD, from 0 to below 1; above 0 at 8 bits. Adam and AdamW take ``betas``
-        instead, so that one block of YAML serves all three.
-    weight_decay : float
-        An L2 penalty in SGD and in Adam, decoupled in AdamW.
-    betas : (float, float)
-        Of Adam and AdamW, each from 0 to below 1. SGD ignores it.
-    eps : float
-        Of Adam and AdamW, above 0. SGD ignores it.
-    nesterov : bool
-        Of SGD.
-    dampening : float
-        Of SGD, at 32 bits only.
-    decoupled_decay : bool
-        Of SGD, at 8 bits only: weights shrink before the update, as in AdamW.
-    amsgrad : bool
-        Of Adam and AdamW, at 32 bits only.
     keep_32bit : torch.nn.Module, torch.Tensor, or iterable of these
         Whose states stay at 32 bits, for instance a classifier's. Tensors of fewer than
         4096 elements always do, unless ``pack_small`` is set.
@@ -565,39 +581,40 @@ def build_optimizer(
     pack_small : bool
         Whether tensors of fewer than 4096 elements have 8-bit states in shared blocks.
     backend : {"native", "bitsandbytes"}
-        Who computes at 8 bits. bitsandbytes takes several launches for each tensor, waits
-        for the device once a step, and on a CPU loses values under 3e-5 of their
-        block's largest. States and checkpoints are the same.
+        Who computes at 8 bits. "bitsandbytes" takes that library's own optimizer, with its
+        own states and checkpoints.
+    **options
+        Options of the optimizer's class. None stands for the class's default, so that
+        one block of YAML serves all.
 
     Returns
     -------
-    SGD, Adam or AdamW
-        Weights in any dense memory format are updated where they lie. At 32 bits it is an
-        instance of torch's class as well. Its checkpoints are refused by an optimizer of
-        other bits, another form of states or another class.
+    torch.optim.Optimizer
+        An instance of the class that ``name`` stands for. Weights in any dense memory
+        format are updated where they lie. Its checkpoints are refused by an optimizer of
+        other bits, another backend, another form of states or another class.
 
     Raises
     ------
     ValueError
         If a name or value is not among those above, if an option is given that the
-        optimizer cannot honour, or if a parameter is given twice, is not float32 at
-        8 bits, or is to be kept at 32 bits but not among ``params``.
+        optimizer cannot honour, or if a parameter is not float32 at 8 bits or is to be
+        kept at 32 bits but not among ``params``.
     ImportError
         If bitsandbytes is asked for and cannot be imported.
 
     Notes
     -----
     A CPU computes by the plain reference, a GPU by a Triton kernel with the same bits.
-    Checkpoints fit both, and :func:`~speechbrain_rev.optim.convert_checkpoint` changes
-    their form.
+    Checkpoints fit both.
 
     A second moment that 8 bits would round to zero takes the least value above zero.
     Otherwise Adam would divide by ``eps`` alone.
 
     At 8 bits a step is skipped if a gradient or its square is not finite (above 1.8e19).
     Weights, states and counts of steps stay unchanged, and the check does not wait for the
-    GPU. ``optimizer.skipped_steps`` counts such steps. At 32 bits moments become NaN, as torch's do.
-    ``torch.amp.GradScaler`` hands its own verdict over without waiting, too.
+    GPU. ``optimizer.skipped_steps`` counts such steps. At 32 bits moments become NaN, as
+    torch's do. ``torch.amp.GradScaler`` hands its own verdict over without waiting, too.
 
     Example
     -------
@@ -608,17 +625,22 @@ def build_optimizer(
     >>> weight[0].item(), state_bytes(optimizer) < 0.5 * 4 * weight.numel()
     (0.8999999761581421, True)
     """
-    given = locals()
-    if name not in _CLASSES:
-        close = difflib.get_close_matches(str(name).lower(), _CLASSES, n=1, cutoff=0.3)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+    if name not in CLASSES:
         raise ValueError(
             f"The optimizer {name!r} does not exist; there are "
-            f"{', '.join(map(repr, _CLASSES))}.{hint}"
+            f"{', '.join(map(repr, CLASSES))}."
         )
-    read_options(name, given)  # those of other optimizers, too
-    build: Callable[..., torch.optim.Optimizer] = _CLASSES[name]
-    return build(**{key: given[key] for key in inspect.signature(build).parameters})
+    build: Callable[..., torch.optim.Optimizer] = CLASSES[name]
+    return build(
+        params,
+        bits=bits,
+        lr=lr,
+        keep_32bit=keep_32bit,
+        block=block,
+        pack_small=pack_small,
+        backend=backend,
+        **{key: value for key, value in options.items() if value is not None},
+    )
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -31,7 +31,7 @@ _PIECE = 2**18
 
 
 def quantise(
-    x: torch.Tensor, *, block_size: int, signed: bool, keep_lowest: bool = False
+    x: torch.Tensor, *, block_size: int, signed: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Store values as 8-bit codes and a scale for each block.
 
@@ -43,10 +43,6 @@ def quantise(
         Values to a block, at least 1. The last block holds what is left.
     signed : bool
         Which values the codes stand for, see :func:`dynamic_tree`.
-    keep_lowest : bool
-        Whether a block whose largest magnitude is negative gets a scale that keeps it. Its
-        code stands for -0.993, so that with the usual scale it shrinks each time. Values
-        that were read back then get their codes again.
 
     Returns
     -------
@@ -83,7 +79,7 @@ def quantise(
             f"True, or values that are not negative."
         )
     tree = map_of(signed, x.device)
-    codes, absmax = _encode(flat, tree, block_size, keep_lowest=keep_lowest and signed)
+    codes, absmax = _encode(flat, tree, block_size)
     return codes.view(x.shape), absmax
 
 
@@ -166,7 +162,8 @@ def update(
     healthy : Tensor
         [1], zero if nothing is to be changed. It is read on the host.
     corrections : Tensor or None
-        [2, tensors + 1], float64: one minus each beta to the power of the steps, of Adam.
+        [2, tensors + 1], float64: one minus each beta to the power of the steps, for rules
+        that correct the bias of their moments.
     maps : sequence of Map
         Of each moment.
     """
@@ -182,7 +179,7 @@ def update(
         place = table.starts[tensors[0]] - table.starts[packed.first] + part.start
         moments = stored = [moment[place:][:size] for moment in packed.moments]
         scales = packed.scales
-        # Of shared blocks, those of which nothing is trained keep their bits.
+        # Shared blocks without a trained value keep their bits.
         own: slice | Tensor = slice(None)
         blocks, written = own, own
         if block:
@@ -227,16 +224,18 @@ def _compute(
         weight.mul_(keep)
     elif decay:
         gradient = gradient + weight * decay
-    if rule.adam:
+    if rule.kind == "adam":
         second, (correction1, correction2) = moments[1], corrections
         first.mul_(beta1).add_(gradient * less1)
         second.mul_(beta2).add_((gradient * gradient).mul_(less2))
         root = _root(second).div_(_root(correction2)).add_(eps)
         rate = torch.full_like(correction1, lr).div_(correction1)
         change = torch.div(first, root, out=root).mul_(rate)
-    else:
+    elif rule.kind == "momentum":
         first.mul_(beta1).add_(gradient)
         change = (gradient + first * beta1 if rule.nesterov else first) * lr
+    else:
+        raise AssertionError(rule.kind)
     weight.sub_(change)
 
 
@@ -305,14 +304,10 @@ def _decode(codes: Tensor, absmax: Tensor, tree: Map, block_size: int) -> Tensor
     return _blocks(values, block_size).mul_(absmax[:, None]).view(-1)[: len(codes)]
 
 
-def _encode(
-    x: Tensor, tree: Map, block_size: int, *, keep_lowest: bool = False
-) -> tuple[Tensor, Tensor]:
+def _encode(x: Tensor, tree: Map, block_size: int) -> tuple[Tensor, Tensor]:
     """Store values, [values], as codes, [values], and scales, [blocks]."""
     blocks = _blocks(x, block_size)
     absmax = torch.linalg.vector_norm(blocks, math.inf, dim=1)
-    if keep_lowest:
-        absmax = absmax.maximum(blocks.amin(dim=1) / tree.values[0])
     absmax.masked_fill_(absmax.isinf(), math.nan)
     # Zeros may be divided by anything but zero.
     scales = absmax.masked_fill(absmax == 0, 1.0)

@@ -24,13 +24,13 @@ MIN_8BIT_ELEMENTS = 4096
 STATE_KEYS = frozenset(
     ["step", "state1", "state2", "absmax1", "absmax2", "offset", "arena"]
 )
-# What optimizers call the moments of a parameter: this package, and torch's.
+# Names of a parameter's moments: this package's, and torch's.
 _MOMENTS = ("state1", "state2", "momentum_buffer", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How 8-bit states are stored.
+    """How states are stored.
 
     Attributes
     ----------
@@ -40,16 +40,19 @@ class Storage:
         Whether tensors under ``MIN_8BIT_ELEMENTS`` share blocks, else they are float32.
     kept : frozenset of Tensor
         Parameters whose states are float32.
+    bits : int
+        8, or 32 if all states are float32.
     """
 
     block: int
     pack_small: bool
     kept: frozenset[Tensor]
+    bits: int = 8
 
     def form(self, param: Tensor) -> tuple[int | None, bool]:
         """Give the block of a parameter's states, None in float32, and if it is shared."""
         small = param.numel() < MIN_8BIT_ELEMENTS
-        if param in self.kept or (small and not self.pack_small):
+        if self.bits == 32 or param in self.kept or (small and not self.pack_small):
             return None, False
         return self.block, small
 
@@ -85,52 +88,37 @@ class Arena:
         return any(param.grad is not None for param in self.states)
 
     def fill(
-        self,
-        saved: Mapping[Tensor, Mapping[str, Any]],
-        saved_block: int,
-        *,
-        requantise: bool = False,
+        self, states: Mapping[Tensor, Mapping[str, Any]], *, requantise: bool = False
     ) -> None:
-        """Copy saved states; those of another form are read and stored anew.
+        """Copy states of the same form.
 
-        With ``requantise`` so are those of shared blocks: they had other neighbours.
+        With ``requantise`` states in shared blocks are stored anew: they had other
+        neighbours.
         """
-        params = list(self.states)
         for param, own in self.states.items():
-            steps = saved[param].get("step", 1)
-            own["step"].copy_(torch.as_tensor(steps, dtype=torch.float32))
-        sharing = sum("offset" in saved[param] for param in params)
+            own["step"].copy_(
+                torch.as_tensor(states[param]["step"], dtype=torch.float32)
+            )
+        params = list(self.states)
         for pack in self.packs:
-            tensors = range(pack.first, pack.last)
-            for run in [tensors] if pack.shared else [[t] for t in tensors]:
-                given = [saved[params[t]] for t in run]
-                forms = {("absmax1" in state, "offset" in state) for state in given}
-                alike = pack.block == saved_block and forms == {(True, pack.shared)}
-                has_its_blocks = not pack.shared or (
-                    len(run) == sharing and not requantise
+            sources = {param: states[param] for param in params[pack.first : pack.last]}
+            if not (pack.shared and requantise):
+                for param, source in sources.items():
+                    own = self.states[param]
+                    for key in own.keys() - {"step", "offset", "arena"}:
+                        own[key].copy_(source[key])
+                continue
+            assert pack.block is not None
+            moments = [moments_of(source, pack.block) for source in sources.values()]
+            for i, parts in enumerate(zip(*moments, strict=True)):
+                codes, scales = quantise(
+                    torch.cat([part.reshape(-1) for part in parts]),
+                    block_size=pack.block,
+                    signed=i == 0,
                 )
-                if alike and has_its_blocks:
-                    for t, state in zip(run, given, strict=True):
-                        own = self.states[params[t]]
-                        for key in own.keys() - {"step", "offset", "arena"}:
-                            own[key].copy_(state[key])
-                    continue
-                low = self.table.starts[run[0]] - self.table.starts[pack.first]
-                block = pack.first_blocks[run[0] - pack.first]
-                read = (moments_of(state, saved_block) for state in given)
-                for i, parts in enumerate(zip(*read, strict=True)):
-                    values = torch.cat([part.reshape(-1) for part in parts])
-                    if pack.block is not None:
-                        values, absmax = quantise(
-                            values,
-                            block_size=pack.block,
-                            signed=i == 0,
-                            keep_lowest=True,
-                        )
-                        # As after a step, no second moment is lost.
-                        values.clamp_(min=i)
-                        pack.scales[i][block:][: len(absmax)] = absmax
-                    pack.moments[i][low:][: len(values)] = values
+                # As after a step, no second moment is lost.
+                pack.moments[i].copy_(codes.clamp_(min=i))
+                pack.scales[i].copy_(scales)
 
 
 def make_arena(
@@ -149,11 +137,11 @@ def make_arena(
     storage : Storage
         In which form.
     moments : int
-        1 of SGD, 2 of Adam.
+        How many a tensor has.
     """
 
     def order(param: Tensor) -> tuple[bool, bool, bool]:
-        # Whole blocks first: they are read as one tensor.
+        # Tensors of whole blocks lie first: they are read as one tensor.
         block, shared = storage.form(param)
         return block is None, shared, param.numel() % storage.block != 0
 
@@ -167,7 +155,7 @@ def make_arena(
     packs: list[Packed] = []
     for (block, shared), own in groupby(ordered, storage.form):
         sizes = {param: param.numel() for param in own}
-        # Where each begins among whole blocks: one of its own, or that of its neighbours.
+        # Each tensor begins a block of its own, or continues its neighbour's.
         filled = (n if shared else n + -n % storage.block for n in sizes.values())
         places = list(accumulate(filled, initial=0))
         blocks = -(-places[-1] // storage.block)
@@ -211,7 +199,7 @@ def moments_of(state: Mapping[str, Any], block: int) -> list[Tensor]:
     Parameters
     ----------
     state : mapping
-        Of one parameter, in an optimizer of this package or of torch.
+        Of one parameter, in an optimizer that computes by this package's arithmetic.
     block : int
         Values that share a scale.
 
@@ -226,7 +214,7 @@ def moments_of(state: Mapping[str, Any], block: int) -> list[Tensor]:
         if stored.dtype != torch.uint8:
             moments.append(stored.float())
             continue
-        # Of shared blocks what lies before the parameter is left out.
+        # Values before the offset in a shared block belong to other parameters.
         codes = torch.nn.functional.pad(stored.reshape(-1), (offset, 0))
         absmax = state[f"absmax{number}"]
         read = dequantise(codes, absmax, block_size=block, signed=number == 1)

@@ -35,12 +35,6 @@ OPTIMIZER = [
         STEP_TESTS("too_small_for_its_block"),
     ),
     REFERENCE_CODE(
-        "8 bit: first moments shrink on the way to 32 bits and back",
-        "absmax = absmax.maximum(blocks.amin(dim=1) / tree.values[0])",
-        "pass",
-        Tests("tests/unit/optim/test_checkpoint.py")("nothing_shrinks"),
-    ),
-    REFERENCE_CODE(
         "8 bit: blocks of which nothing is trained are stored anew",
         "blocks = any_trained = _blocks(own, block).any(dim=1)",
         "blocks = any_trained = _blocks(own, block).any(dim=1) | True",
@@ -60,8 +54,8 @@ OPTIMIZER = [
     ),
     OPTIMIZER_CODE(
         "8 bit: what a loss scaler found is not heard",
-        "(found.reshape(1) == 0)",
-        "(found.reshape(1) == found.reshape(1))",
+        "(overflow.reshape(1) == 0)",
+        "(overflow.reshape(1) == overflow.reshape(1))",
         STEP_TESTS("loss_scaler_hands_over"),
     ),
     KERNEL_CODE(
@@ -84,8 +78,8 @@ OPTIMIZER = [
     ),
     OPTIMIZER_CODE(
         "8 bit: small tensors that moved take the scales of their new neighbours",
-        "block, requantise=requantise)",
-        "block)",
+        "arena.fill(states, requantise=requantise)",
+        "arena.fill(states)",
         STEP_TESTS("states_belong_to_parameters"),
     ),
     OPTIMIZER_CODE(

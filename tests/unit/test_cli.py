@@ -506,16 +506,6 @@ MISTAKES = {
         "--back model back.pt": "There is no folder model",
         "--back model no/back.pt": "TO no/back.pt cannot be written: there",
         "--back run back.pt": "front_end is speechbrain, not kaldi; pooling_var",
-        "avg_model.pt": "takes FROM and TO, and no --bits: give both, as in speechbr",
-        "avg_model.pt model --bits=8": "takes FROM and TO, and no --bits",
-    }.items()},
-    **{f"convert optimizer {given}": words for given, words in {
-        "run": "takes a run and --bits, which is 8 or 32, and no TO or --back: give spe",
-        "run --bits=16": "give speechbrain-rev convert optimizer run --bits=32, or",
-        "run other --bits=8": "and no TO or --back",
-        "nowhere --bits=8": "There is no folder nowhere. Give the output_folder of a",
-        "a.wav --bits=8": "a.wav is a file, and no folder.",
-        "run --bits=8": "run has neither optimizer.ckpt nor a checkpoint with it in save",
     }.items()},
 }  # fmt: skip
 

@@ -19,7 +19,6 @@ PUBLISHED_SETTINGS = {
     "margin": 0.2,
     "scale": 32.0,
     "embedding_dim": 256,
-    "momentum": 0.9,
     "weight_decay": 1e-4,
     "optimizer_bits": 8,
     "batch_size": 256,

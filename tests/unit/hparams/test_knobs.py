@@ -20,6 +20,7 @@ from speechbrain_rev.lobes.classifier import HEADS
 from speechbrain_rev.lobes.pooling import POOLINGS
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
 from speechbrain_rev.optim import build_optimizer
+from speechbrain_rev.optimizers import OPTIMIZERS
 from speechbrain_rev.reversible.streams import FORMATS
 from tests.unit.hparams.files import DATA, TRAIN, flat, refusal, values
 
@@ -188,12 +189,13 @@ BUILT = {
             **options,
         ),
         {
-            "optimizer_name": ["sgd", "adam", "adamw"],
+            "optimizer_name": [*OPTIMIZERS],
             "optimizer_bits": [8, 32],
-            "momentum": [0.0, 0.9],
+            "momentum": [None, 0.9],
+            "nesterov": [None, True],
             "weight_decay": [0.0, 0.1],
         },
-        {"lr": 0.1, "final_lr": 0.1},
+        {"lr": 0.1, "final_lr": 0.1, "optimizer_backend": "native"},
     ),
     "schedules": (
         lambda **options: SpeakerSchedule(lr=0.1, final_lr=0.1, **options),

@@ -26,19 +26,17 @@ TOGETHER = [
     ({"n_mels": 84}, "Give a multiple of 8."),
     ({"widths": [8, 8, 8, 6]}, "for each of its 4 stages, multiples of 4."),
     ({"arch": "resnet34", "blocks": [1, 0, 1, 1]}, "its 4 stages, of at least 1."),
-    ({"momentum": 0.0}, "momentum is 0.0 (command line): without momentum there"),
-    ({"optimizer_name": "adamw", "nesterov": True}, "only sgd has Nesterov's"),
-    (
-        {"optimizer_bits": 32, "momentum": 0.0, "nesterov": True},
-        "Nesterov's momentum is more than 0.",
-    ),
+    ({"optimizer_name": "adamw", "momentum": 0.9}, "has no such momentum in this form"),
     (LIBRARY | {"optimizer_block": 2048}, "bitsandbytes has blocks of 256"),
     (LIBRARY | {"optimizer_pack_small": True}, "keeps small tensors at 32 bits"),
-    (LIBRARY | {"nesterov": True}, "bitsandbytes has no Nesterov"),
+    (
+        LIBRARY | {"nesterov": True},
+        "has no such nesterov in this form. Leave it out, or",
+    ),
     (
         {"optimizer_name": "adam", "lr": 0.1, "final_lr": 0.1, "weight_decay": 0.1}
         | LIBRARY,
-        "weight_decay is 0.1 (command line): bitsandbytes would",
+        "weight_decay is 0.1 (command line), optimizer_name is adam (command line), optim",
     ),
 ]
 

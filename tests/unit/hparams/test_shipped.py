@@ -17,6 +17,7 @@ from speechbrain_rev.hparams import (
     top_level_keys,
 )
 from speechbrain_rev.hparams.knobs import KNOBS
+from speechbrain_rev.optimizers import OPTIMIZERS
 from tests.unit.hparams.files import (
     DATA,
     FOLDER,
@@ -88,6 +89,8 @@ def test_files_have_the_values_that_they_are_for():
     settings = plain_settings(resolve(FOLDER / "revnet57.yaml", DATA))
     requested = {**PUBLISHED_SETTINGS, "cohort_top_n": 600}
     assert {key: settings[key] for key in requested} == requested
+    assert settings["momentum"] is None
+    assert OPTIMIZERS["sgd"].options["momentum"].default == 0.9
 
 
 def test_the_small_encoder_is_trained_as_in_the_run_that_the_readme_records():

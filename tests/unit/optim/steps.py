@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from speechbrain_rev.optim import SGD, Adam, AdamW
+from speechbrain_rev import optim
 from speechbrain_rev.optim.map import dynamic_tree
+from speechbrain_rev.optimizers import OPTIMIZERS
 
-CLASSES = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+CLASSES = {name: getattr(optim, row.class_name) for name, row in OPTIMIZERS.items()}
 NAMES = list(CLASSES)
 CUDA = pytest.param(
     "cuda",
