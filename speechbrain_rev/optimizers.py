@@ -225,6 +225,19 @@ _ROWS = (
         "torch.optim:AdamW", "bitsandbytes.optim:AdamW8bit", bias_corrected=True,
         decoupled=True,
     ),
+    # Chen et al., "Symbolic discovery of optimization algorithms", 2023, Program 1.
+    OptimizerRow(
+        "lion", "Lion", "Lion: steps of one length, by the sign of a momentum.", "lion", 1,
+        ("betas", 1),
+        {
+            "lr": _LR,
+            "betas": _betas(
+                0.9, 0.99, "Parts of the momentum in the step's direction, and in the momentum."
+            ),
+            "weight_decay": _DECOUPLED,
+        },
+        "", "bitsandbytes.optim:Lion8bit", decoupled=True,
+    ),
 )  # fmt: skip
 #: All optimizers by name.
 OPTIMIZERS = {row.name: row for row in _ROWS}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TILE = 2048
 _AXES = 4
 #: Kinds of updates; rows of ``speechbrain_rev.optimizers`` name theirs.
-KINDS = ("momentum", "adam")
+KINDS = ("momentum", "adam", "lion")
 
 
 @dataclass(frozen=True)
@@ -292,6 +292,10 @@ def _update_kernel(
             new2, moment2, scale2, midpoints2, position, block, any_trained, written, 1,
             QUANTISED,
         )  # fmt: skip
+    elif KIND == "lion":
+        direction = old1 * beta1 + gradient * less1
+        change = tl.where(direction > 0, lr, tl.where(direction < 0, -lr, 0.0))
+        new1 = old1 * beta2 + gradient * less2
     else:
         new1 = old1 * beta1 + gradient
         change = (gradient + new1 * beta1) * lr if NESTEROV else new1 * lr

@@ -234,6 +234,9 @@ def _compute(
     elif rule.kind == "momentum":
         first.mul_(beta1).add_(gradient)
         change = (gradient + first * beta1 if rule.nesterov else first) * lr
+    elif rule.kind == "lion":
+        change = (first * beta1 + gradient * less1).sign().mul_(lr)
+        first.mul_(beta2).add_(gradient * less2)
     else:
         raise AssertionError(rule.kind)
     weight.sub_(change)

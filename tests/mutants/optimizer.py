@@ -7,6 +7,7 @@ KERNEL_CODE = Source("speechbrain_rev/kernels/optimizer.py")
 OPTIMIZER_CODE = Source("speechbrain_rev/optim/optimizer.py")
 REFERENCE_TESTS = Tests("tests/unit/optim/test_reference.py")
 STEP_TESTS = Tests("tests/unit/optim/test_steps.py")
+ROW_TESTS = Tests("tests/unit/optim/test_rows.py")
 KERNEL_TESTS = Tests("tests/unit/kernels/test_optimizer.py")
 
 OPTIMIZER = [
@@ -93,5 +94,35 @@ OPTIMIZER = [
         "            self._skipped_before = self.skipped_steps\n",
         "",
         STEP_TESTS("skipped_are_counted_on"),
+    ),
+    REFERENCE_CODE(
+        "8 bit: Lion's momentum keeps the part of its direction",
+        "first.mul_(beta2).add_(gradient * less2)",
+        "first.mul_(beta1).add_(gradient * less1)",
+        ROW_TESTS("float64"),
+    ),
+    KERNEL_CODE(
+        "8 bit: a kernel's Lion steps where its direction is zero",
+        "tl.where(direction < 0, -lr, 0.0)",
+        "-lr",
+        KERNEL_TESTS("have_the_bits_of_the_reference"),
+    ),
+    OPTIMIZER_CODE(
+        "8 bit: options of an earlier group reach the next one",
+        "self._options | own)",
+        "(self._options.update(own), self._options)[1])",
+        ROW_TESTS("float64"),
+    ),
+    OPTIMIZER_CODE(
+        "options that are null are passed on",
+        "for key, value in options.items() if value is not None}",
+        "for key, value in options.items()}",
+        Tests("tests/unit/optim/test_arguments.py")("none_are_not_given"),
+    ),
+    OPTIMIZER_CODE(
+        "states of the other backend are loaded",
+        "    if own != saved:\n",
+        "    if own.split()[0] != saved.split()[0]:\n",
+        Tests("tests/unit/optim/test_checkpoint.py")("refused"),
     ),
 ]

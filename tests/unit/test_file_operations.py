@@ -21,7 +21,6 @@ from speechbrain_rev.inference import (
     graph,
 )
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
-from speechbrain_rev.optim import SGD
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.plots import style
 from speechbrain_rev.speed import ASSUMED, Speed
@@ -295,39 +294,4 @@ class TestCheckpoints(Tried):
             folder=save,
             begin=lambda: train_and_save(save, 2),
             accept=accept,
-        )
-
-
-def save_at_8_bits(folder):
-    """Write a run of which there is nothing but a checkpoint with an optimizer."""
-    model = torch.nn.Linear(70, 70)
-    optimizer = SGD(model.parameters(), bits=8, lr=0.1)
-    model(torch.ones(1, 70)).sum().backward()
-    optimizer.step()
-    saved = {"model": model, "optimizer": optimizer}
-    WholeCheckpointer(folder / "save", saved).save_checkpoint()
-    (folder / "hyperparams.yaml").write_text("seed: 1\n")
-
-
-class TestConversionOfStates(Tried):
-    @pytest.fixture
-    def case(self, tmp_path):
-        folder = tmp_path / "run"
-
-        def newest():
-            (checkpoint,) = WholeCheckpointer(folder / "save").list_checkpoints()
-            verify_checkpoint(checkpoint)
-            state = torch.load(checkpoint.path / "optimizer.ckpt", weights_only=True)
-            return state["param_groups"][0]["built_as"]
-
-        def accept():
-            """There is one checkpoint, of the old form or of the new."""
-            assert newest() in ("sgd at 8 bit", "sgd at 32 bit")
-
-        return Case(
-            work=command("convert", "optimizer", folder, "--bits=32"),
-            folder=folder,
-            begin=lambda: save_at_8_bits(folder),
-            accept=accept,
-            read=newest,
         )

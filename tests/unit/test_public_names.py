@@ -50,7 +50,7 @@ PUBLIC = {
         "training_curves",
     },
     "optim": {
-        "SGD", "Adam", "AdamW", "build_optimizer", "state_bytes",
+        "SGD", "Adam", "AdamW", "Lion", "build_optimizer", "state_bytes",
     },
     "reversible": {
         "AdditiveCoupling", "Mode", "Recompute", "ReversibleChain", "StreamError",

@@ -8,17 +8,19 @@ import torch
 
 from speechbrain_rev.kernels import optimizer as kernels
 from speechbrain_rev.optim import build_optimizer, optimizer, reference
+from speechbrain_rev.optimizers import OPTIMIZERS
 from tests.unit.kernels.process import compiled
 from tests.unit.optim.steps import CUDA, assert_identical
 
 #: A short last block, whole ones, one too small, one value, and parts of shared blocks.
 SHAPES = [(70, 67), (64, 16, 2, 2), (4096,), (9,), (1,), (33, 1, 7), (300,)]
 OPTIONS = {
-    "sgd": {"name": "sgd"},
+    **{name: {"name": name} for name in OPTIMIZERS},
     "nesterov": {"name": "sgd", "nesterov": True, "weight_decay": 0.1},
     "decoupled": {"name": "sgd", "decoupled_decay": True, "weight_decay": 0.1},
-    "adam": {"name": "adam", "weight_decay": 0.1},
-    "adamw": {"name": "adamw", "weight_decay": 0.1, "eps": 1e-3},
+    "adam, decay": {"name": "adam", "weight_decay": 0.1},
+    "adamw, decay": {"name": "adamw", "weight_decay": 0.1, "eps": 1e-3},
+    "lion, decay": {"name": "lion", "weight_decay": 0.1, "betas": (0.8, 0.95)},
 }
 FORMS = {"256": {}, "2048, packed": {"block": 2048, "pack_small": True}}
 

