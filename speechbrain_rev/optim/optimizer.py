@@ -104,11 +104,21 @@ class _Named(torch.optim.Optimizer):
         _check_kept(kept, _parameters_of(self.param_groups))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        numbers = {p: n for n, p in enumerate(_parameters_of(self.param_groups))}
+        states = {numbers.get(key, key): state for key, state in self.state.items()}
+        # torch's state_dict() raises if a parameter has left its group.
+        saved = {
+            "state": {n: s for n, s in states.items() if not isinstance(n, Tensor)},
+            "param_groups": [
+                group | {"params": [numbers[p] for p in group["params"]]}
+                for group in self.param_groups
+            ],
+        }
         groups = [{"params": group["params"]} for group in self.param_groups]
-        params = _parameters_of(self.param_groups)
-        kept = [param for param in params if param in self._storage.kept]
-        given = {"keep_32bit": kept, **self._storing, **self._options}
-        return _rebuild, (self._public, groups, given, self.state_dict())
+        kept = {"keep_32bit": [*self._storage.kept]}
+        arguments = kept | self._storing | self._options
+        own = {k: v for k, v in vars(self).items() if k not in _ATTRIBUTES}
+        return _rebuild, (self._public, groups, arguments, saved, own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with options of their own or those of the others.
@@ -137,13 +147,8 @@ class _Named(torch.optim.Optimizer):
             | {"params": params, _BUILT_AS: f"{self._row.name} at {self._form}"}
         )
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a checkpoint of an optimizer built like this one, to the bit.
-
-        Parameters
-        ----------
-        state_dict : dict
-            What ``state_dict()`` gave.
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take up a checkpoint whose states have been given to parameters.
 
         Raises
         ------
@@ -151,16 +156,30 @@ class _Named(torch.optim.Optimizer):
             If it is of another optimizer, other bits, another backend, another form of
             states or other parameters. Nothing is changed then.
         """
-        _check_checkpoint(self, state_dict)
-        super().load_state_dict(state_dict)
+        _check_checkpoint(self, state)
+        super().__setstate__(state)
+
+
+# Attributes that a copy gets otherwise: torch's, and this package's.
+_ATTRIBUTES = {
+    *vars(torch.optim.SGD([torch.empty(0, device="cpu", dtype=torch.float32)])),
+    *("_storing", "_options", "_storage", "_arenas", "_skipped_before"),
+    *("found_inf", "grad_scale"),
+}
 
 
 def _rebuild(
-    public: Any, groups: Any, given: Mapping[str, Any], saved: dict[str, Any]
+    public: Any,
+    groups: Any,
+    arguments: Mapping[str, Any],
+    saved: dict[str, Any],
+    own: Mapping[str, Any],
 ) -> Any:
-    optimizer = object.__new__(public)
-    _Named.__init__(optimizer, groups, **given)
+    # A subclass of the user's may have other arguments, and methods that need attributes.
+    optimizer = CLASSES[public._row.name](groups, **arguments)
     optimizer.load_state_dict(saved)
+    optimizer.__class__ = _computing(public, optimizer._form)
+    vars(optimizer).update(own)
     return optimizer
 
 
@@ -171,7 +190,7 @@ def _check_weights(params: Iterable[Any]) -> None:
         if hasattr(param, "device_mesh"):
             raise ValueError(
                 f"params[{index}] is sharded by FSDP, whose parts have no 8-bit states here. "
-                "Use DistributedDataParallel, or set bits to 32."
+                "Use DistributedDataParallel, or sgd, adam or adamw with bits=32."
             )
         if isinstance(param, Tensor) and param.dtype != torch.float32:
             raise ValueError(
@@ -181,15 +200,14 @@ def _check_weights(params: Iterable[Any]) -> None:
             )
 
 
-def _check_checkpoint(
-    optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]
-) -> None:
+def _check_checkpoint(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Refuse a checkpoint that torch would load with another meaning.
 
     torch compares numbers of parameters alone, and training would go on with wrong momenta.
     """
-    groups = state_dict["param_groups"]
-    own, saved = (_form_of(each[0]) for each in (optimizer.param_groups, groups))
+    own, saved = (
+        _form_of(each[0]) for each in (optimizer.param_groups, state["param_groups"])
+    )
     if own != saved:
         raise ValueError(
             f"The checkpoint's optimizer is {saved}, and this one is {own}. Resume with "
@@ -197,20 +215,19 @@ def _check_checkpoint(
             f"optimizer_block, optimizer_pack_small and optimizer_backend), or start from "
             f"its weights alone."
         )
-    params = _parameters_of(optimizer.param_groups)
-    # torch reports a wrong number of parameters.
-    numbers = zip(params, _parameters_of(groups), strict=False)
-    for index, (param, number) in enumerate(numbers):
-        at_8_bit = optimizer._storage.form(param)[0]  # type: ignore[attr-defined]
-        dtype = torch.uint8 if at_8_bit else param.dtype
-        for moment in stored_moments(state_dict["state"].get(number, {})):
-            if (moment.shape, moment.dtype) != (param.shape, dtype):
-                raise ValueError(
-                    f"Parameter {index} has shape {list(param.shape)} and {dtype} states, "
-                    f"but the checkpoint holds {moment.dtype} states of shape "
-                    f"{list(moment.shape)}. Build the network, and give keep_32bit, as in "
-                    f"the run that wrote it."
-                )
+    for index, param in enumerate(_parameters_of(optimizer.param_groups)):
+        moments = stored_moments(state["state"].get(param, {}))
+        in_codes = "absmax1" in state["state"].get(param, {})
+        if moments and (
+            any(moment.shape != param.shape for moment in moments)
+            or in_codes != (optimizer._storage.form(param)[0] is not None)
+        ):
+            raise ValueError(
+                f"Parameter {index} has shape {list(param.shape)}, but the checkpoint "
+                f"holds {8 if in_codes else 32}-bit states of shape "
+                f"{list(moments[0].shape)} for it. Build the network, and give "
+                f"keep_32bit, as in the run that wrote it."
+            )
 
 
 def _form_of(group: Mapping[str, Any]) -> str:
@@ -381,11 +398,10 @@ class _Native(torch.optim.Optimizer):
             for arena in self._arenas:
                 for param in arena.states.keys() - states.keys():
                     # A view would keep the old buffers alive.
-                    self.state[param] = {
-                        key: value.clone() if isinstance(value, Tensor) else value
-                        for key, value in self.state.get(param, {}).items()
-                    }
-            self._lay_out(states, requantise=True)
+                    for key, value in self.state.get(param, {}).items():
+                        if isinstance(value, Tensor):
+                            self.state[param][key] = value.clone()
+            self._lay_out(states)
         for number, group in enumerate(self.param_groups):
             new = (p for p in group["params"] if p.grad is not None and p.numel())
             self._add_arenas(
@@ -426,17 +442,13 @@ class _Native(torch.optim.Optimizer):
                 self.state[param] = kept | views
             self._arenas.append(new)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict({**state_dict, "state": {}})
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
         self._skipped_before = 0
-        numbers = _parameters_of(state_dict["param_groups"])
-        states = [state_dict["state"].get(number, {}) for number in numbers]
         params = _parameters_of(self.param_groups)
-        self._lay_out(dict(zip(params, states, strict=True)))
+        self._lay_out({param: self.state.get(param, {}) for param in params})
 
-    def _lay_out(
-        self, states: Mapping[Tensor, Any], *, requantise: bool = False
-    ) -> None:
+    def _lay_out(self, states: Mapping[Tensor, Any]) -> None:
         """Copy states into new buffers; parameters without states begin anew."""
         self._arenas.clear()
         for number, group in enumerate(self.param_groups):
@@ -445,7 +457,7 @@ class _Native(torch.optim.Optimizer):
                 number, {p: int(states[p].get("arena", 0)) for p in stepped}
             )
         for arena in self._arenas:
-            arena.fill(states, requantise=requantise)
+            arena.fill(states)
 
 
 def _backend(steps: Tensor) -> Any:
@@ -486,6 +498,7 @@ def _public_class(row: OptimizerRow) -> type[_Named]:
     of_states = [p for p in common if p.default is not inspect.Parameter.empty]
     needed = [p for p in common if p.default is inspect.Parameter.empty]
     parameters = [*needed, *options, *of_states]
+    start.__name__, start.__qualname__ = "__init__", f"{row.class_name}.__init__"
     start.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     lines = []
     for name, option in row.options.items():
@@ -558,9 +571,9 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build an optimizer by its name: an instance of its class in this package.
 
-    At 32 bits torch's own optimizer computes, where torch has one. At 8 bits a step over
-    all tensors takes at most ten launches of a GPU, with the arithmetic of torch's.
-    Options that would be ignored are refused.
+    At 32 bits torch's own optimizer computes, where torch has one: it has no Lion. At 8
+    bits a step over all tensors takes at most ten launches of a GPU, with the arithmetic of
+    torch's. Options that the optimizer would ignore are refused.
 
     Parameters
     ----------
@@ -577,7 +590,7 @@ def build_optimizer(
         Whose states stay at 32 bits, for instance a classifier's. Tensors of fewer than
         4096 elements always do, unless ``pack_small`` is set.
     block : {256, 2048}
-        Values that share a scale at 8 bits. The paper's blocks have 2048.
+        Values that share a scale; read at 8 bits. The paper's blocks have 2048.
     pack_small : bool
         Whether tensors of fewer than 4096 elements have 8-bit states in shared blocks.
     backend : {"native", "bitsandbytes"}
@@ -598,8 +611,8 @@ def build_optimizer(
     ------
     ValueError
         If a name or value is not among those above, if an option is given that the
-        optimizer cannot honour, or if a parameter is not float32 at 8 bits or is to be
-        kept at 32 bits but not among ``params``.
+        optimizer cannot honour, if this package's arithmetic updates a parameter that is
+        not float32, or if one is to be kept at 32 bits but not among ``params``.
     ImportError
         If bitsandbytes is asked for and cannot be imported.
 
@@ -611,10 +624,10 @@ def build_optimizer(
     A second moment that 8 bits would round to zero takes the least value above zero.
     Otherwise Adam would divide by ``eps`` alone.
 
-    At 8 bits a step is skipped if a gradient or its square is not finite (above 1.8e19).
+    Where this package computes, a step is skipped if a gradient or its square is not finite (above 1.8e19).
     Weights, states and counts of steps stay unchanged, and the check does not wait for the
-    GPU. ``optimizer.skipped_steps`` counts such steps. At 32 bits moments become NaN, as
-    torch's do. ``torch.amp.GradScaler`` hands its own verdict over without waiting, too.
+    GPU. ``optimizer.skipped_steps`` counts such steps. Moments of torch's optimizers
+    become NaN. ``torch.amp.GradScaler`` hands its own verdict over without waiting, too.
 
     Example
     -------

@@ -87,14 +87,8 @@ class Arena:
         self.table.gradients = [param.grad for param in self.states]
         return any(param.grad is not None for param in self.states)
 
-    def fill(
-        self, states: Mapping[Tensor, Mapping[str, Any]], *, requantise: bool = False
-    ) -> None:
-        """Copy states of the same form.
-
-        With ``requantise`` states in shared blocks are stored anew: they had other
-        neighbours.
-        """
+    def fill(self, states: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Copy states; those of blocks that had other neighbours are stored anew."""
         for param, own in self.states.items():
             own["step"].copy_(
                 torch.as_tensor(states[param]["step"], dtype=torch.float32)
@@ -102,23 +96,38 @@ class Arena:
         params = list(self.states)
         for pack in self.packs:
             sources = {param: states[param] for param in params[pack.first : pack.last]}
-            if not (pack.shared and requantise):
-                for param, source in sources.items():
-                    own = self.states[param]
-                    for key in own.keys() - {"step", "offset", "arena"}:
-                        own[key].copy_(source[key])
-                continue
-            assert pack.block is not None
-            moments = [moments_of(source, pack.block) for source in sources.values()]
-            for i, parts in enumerate(zip(*moments, strict=True)):
-                codes, scales = quantise(
-                    torch.cat([part.reshape(-1) for part in parts]),
-                    block_size=pack.block,
-                    signed=i == 0,
-                )
-                # As after a step, no second moment is lost.
-                pack.moments[i].copy_(codes.clamp_(min=i))
-                pack.scales[i].copy_(scales)
+            if not self._copied(sources):
+                assert pack.block is not None
+                moments = [
+                    moments_of(source, pack.block) for source in sources.values()
+                ]
+                for i, parts in enumerate(zip(*moments, strict=True)):
+                    codes, scales = quantise(
+                        torch.cat([part.reshape(-1) for part in parts]),
+                        block_size=pack.block,
+                        signed=i == 0,
+                    )
+                    # As after a step, no second moment is lost.
+                    pack.moments[i].copy_(codes.clamp_(min=i))
+                    pack.scales[i].copy_(scales)
+
+    def _copied(self, sources: Mapping[Tensor, Mapping[str, Any]]) -> bool:
+        """Copy states if they fit; return whether neighbours agree about shared scales."""
+        pairs = [(self.states[param], source) for param, source in sources.items()]
+        keys = pairs[0][0].keys() - {"step", "offset", "arena"}
+        for own, source in pairs:
+            if own.get("offset") != source.get("offset"):
+                return False
+            if any(own[key].shape != source[key].shape for key in keys):
+                return False
+            for key in keys:
+                own[key].copy_(source[key])
+        return all(
+            torch.equal(own[key], source[key].to(own[key]))
+            for own, source in pairs
+            if "offset" in own
+            for key in keys
+        )
 
 
 def make_arena(
@@ -211,11 +220,12 @@ def moments_of(state: Mapping[str, Any], block: int) -> list[Tensor]:
     """
     moments, offset = [], state.get("offset", 0)
     for number, stored in enumerate(stored_moments(state), 1):
-        if stored.dtype != torch.uint8:
+        if f"absmax{number}" not in state:
             moments.append(stored.float())
             continue
         # Values before the offset in a shared block belong to other parameters.
-        codes = torch.nn.functional.pad(stored.reshape(-1), (offset, 0))
+        codes = stored.reshape(-1).to(torch.uint8)
+        codes = torch.nn.functional.pad(codes, (offset, 0))
         absmax = state[f"absmax{number}"]
         read = dequantise(codes, absmax, block_size=block, signed=number == 1)
         moments.append(read[offset:].view(stored.shape))

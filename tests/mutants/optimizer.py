@@ -5,6 +5,7 @@ from .mutant import Source, Tests
 REFERENCE_CODE = Source("speechbrain_rev/optim/reference.py")
 KERNEL_CODE = Source("speechbrain_rev/kernels/optimizer.py")
 OPTIMIZER_CODE = Source("speechbrain_rev/optim/optimizer.py")
+STATES_CODE = Source("speechbrain_rev/optim/states.py")
 REFERENCE_TESTS = Tests("tests/unit/optim/test_reference.py")
 STEP_TESTS = Tests("tests/unit/optim/test_steps.py")
 ROW_TESTS = Tests("tests/unit/optim/test_rows.py")
@@ -77,16 +78,16 @@ OPTIMIZER = [
         "if param not in groups or any(",
         STEP_TESTS("states_belong_to_parameters"),
     ),
-    OPTIMIZER_CODE(
+    STATES_CODE(
         "8 bit: small tensors that moved take the scales of their new neighbours",
-        "arena.fill(states, requantise=requantise)",
-        "arena.fill(states)",
-        STEP_TESTS("states_belong_to_parameters"),
+        'if own.get("offset") != source.get("offset"):',
+        "if False:",
+        Tests("tests/unit/optim/test_checkpoint.py")("keep_their_states_where"),
     ),
     OPTIMIZER_CODE(
         "8 bit: a parameter that left keeps the buffers of all",
-        "key: value.clone() if isinstance(value, Tensor) else value",
-        "key: value",
+        "self.state[param][key] = value.clone()",
+        "self.state[param][key] = value",
         STEP_TESTS("hold_no_buffers"),
     ),
     OPTIMIZER_CODE(

@@ -32,10 +32,14 @@ each_bits = pytest.mark.parametrize("bits", [8, 32])
 
 
 class Mine(SGD):
-    """A user's own, with a rate of its own."""
+    """A user's own, with a rate of its own that its groups read."""
 
     def __init__(self, params, *, bits, keep_32bit):
-        super().__init__(params, bits=bits, lr=0.5, keep_32bit=keep_32bit)
+        self.rate = 0.5
+        super().__init__(params, bits=bits, lr=0.1, keep_32bit=keep_32bit)
+
+    def add_param_group(self, param_group):
+        super().add_param_group({"lr": self.rate, **param_group})
 
 
 def weights():
@@ -113,6 +117,7 @@ def test_a_copy_goes_on_as_the_optimizer_would_and_leaves_it_alone(
     optimizer.param_groups[0]["lr"] = 0.05
     before = copy.deepcopy([optimizer.state_dict(), trained])
     copied_weights, copied = duplicate((trained, optimizer))
+    assert getattr(copied, "rate", None) == getattr(optimizer, "rate", None)
     assert type(copied) is type(optimizer)
     assert isinstance(copied, made)
     went_on = after_steps(copied, (7, 8))
