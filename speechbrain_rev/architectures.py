@@ -1,4 +1,4 @@
-"""The 25 encoders as rows of one table, how each family is trained, and its head.
+"""The encoders as rows of one table, and how each family is trained.
 
 Widths, blocks and published figures are those of Tables II to VI of the
 memory-efficient speaker embedding paper (RevNets, DF-RevNets, and the ResNets and
@@ -134,10 +134,12 @@ class Architecture:
         Channels of each stage; a bottleneck's are expanded four times.
     blocks : tuple of int
         Residual or reversible blocks of each stage.
-    layers : int
-        Convolutions on the main path and the final linear layer, as the name counts.
-    parameters : int
-        Parameters of the encoder with 80 mel bands and 256-dimensional embeddings.
+    layers : int or None
+        Convolutions on the main path and the final linear layer, as the name counts; None
+        if nobody counted them.
+    parameters : int or None
+        Parameters of the encoder with 80 mel bands and 256-dimensional embeddings; None
+        to count them when a table asks.
     published_params_m : float or None
         Parameters as published, in millions. This and all that follows is None for an
         encoder of which nothing was published.
@@ -159,8 +161,8 @@ class Architecture:
     block: Block
     widths: tuple[int, ...]
     blocks: tuple[int, ...]
-    layers: int
-    parameters: int
+    layers: int | None = None
+    parameters: int | None = None
     published_params_m: float | None = None
     published_memory_gb: float | None = None
     published_max_batch_11gb: int | None = None
@@ -302,6 +304,9 @@ _ROWS = (
 # fmt: on
 
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _ROWS}
+#: Their families and types.
+FAMILIES = tuple(dict.fromkeys(row.family for row in _ROWS))
+TYPES = tuple(dict.fromkeys(row.type for row in _ROWS))
 
 
 def architecture(name: str) -> Architecture:
@@ -356,49 +361,3 @@ def counterparts(name: str) -> list[str]:
     ['revnet46', 'revnet57']
     """
     return [row.name for row in ARCHITECTURES.values() if row.counterpart == name]
-
-
-@dataclass(frozen=True)
-class Head:
-    """The recipe's classifier of embeddings, and its loss, which are trained with an encoder.
-
-    Attributes
-    ----------
-    classes : int
-        Rows of its weight: training speakers of VoxCeleb2 dev, each at three speeds.
-        0 for no classifier.
-    embedding_dim : int
-        Columns of its weight.
-
-    Examples
-    --------
-    >>> HEAD.classes, HEAD.parameters
-    (17982, 4603392)
-    """
-
-    classes: int = 5994 * 3
-    embedding_dim: int = 256
-
-    @property
-    def weight_shape(self) -> tuple[int, int]:
-        """Shape of its one weight: a direction for each class."""
-        return self.classes, self.embedding_dim
-
-    @property
-    def parameters(self) -> int:
-        """Values of its weight."""
-        return math.prod(self.weight_shape)
-
-    def step_bytes(self, batch: int) -> int:
-        """Bound the bytes that cosines, loss and their backward pass make.
-
-        At a small batch they are five copies of the weight (normalised, and on the way
-        back), at a large one four of the cosines and one of the weight.
-        """
-        weight = 4 * self.parameters
-        cosines = 4 * self.classes * batch
-        return math.ceil(max(5.01 * weight, 1.01 * weight + 4.02 * cosines))
-
-
-#: That of every figure that is not of an encoder alone.
-HEAD = Head()

@@ -60,6 +60,18 @@ class ModeSpec:
         return make
 
 
+#: Number formats of the streams of reversible blocks, as "package.module:Class".
+STREAMS = {
+    "exact": "speechbrain_rev.reversible.streams:ExactFormat",
+    "float": "speechbrain_rev.reversible.streams:StreamFormat",
+}
+#: Memory formats of feature maps and of convolutions' weights, likewise.
+MEMORY_FORMATS = {
+    "contiguous": "torch:contiguous_format",
+    "channels_last": "torch:channels_last",
+}
+
+
 class Mode(str, enum.Enum):
     """What a block keeps in memory for the backward pass.
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev.architectures import (
-    HEAD,
-    Head,
     architecture,
 )
 from speechbrain_rev.catalog.plans import PlannedEncoder
@@ -28,6 +26,7 @@ from speechbrain_rev.catalog.table import (
     mode_counts,
     stage_of,
 )
+from speechbrain_rev.heads import HEAD, Head
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.optim import build_optimizer, state_bytes
@@ -390,7 +389,7 @@ def planned_breakdown(
         _Step(encoder, step, PLAN, training.batch, training.frames),
         counted,
         optimizer_bits=training.optimizer_bits,
-        head=HEAD,
+        head=training.head,
         stages=stages,
     )
     return replace(case, speed=planned.speed)
@@ -403,13 +402,14 @@ def before_and_after(
     batch: int,
     frames: int,
     optimizer_bits: int = 8,
+    head: Head = HEAD,
     stages: bool = False,
 ) -> list[EncoderBreakdown]:
     """Count a step as it is without this package, and as it is with it.
 
     Parameters
     ----------
-    name, mode, batch, frames, optimizer_bits, stages
+    name, mode, batch, frames, optimizer_bits, head, stages
         As :func:`encoder_breakdown` takes them, for the step with this package.
 
     Returns
@@ -435,11 +435,12 @@ def before_and_after(
         batch=batch,
         frames=frames,
         optimizer_bits=optimizer_bits,
+        head=head,
         stages=stages,
     )
     if (after.mode, optimizer_bits) == ("store", 32):
         return [after]
-    return [_before(name, batch, frames, stages), after]
+    return [_before(name, batch, frames, head, stages), after]
 
 
 def before_and_planned(
@@ -470,7 +471,7 @@ def before_and_planned(
     """
     training = planned.model.training
     name = planned.model.row.name
-    before = _before(name, training.batch, training.frames, stages)
+    before = _before(name, training.batch, training.frames, training.head, stages)
     return [before, planned_breakdown(planned, stages=stages)]
 
 
@@ -503,13 +504,16 @@ def _counted(step: _Step) -> tuple[int, str]:
     return peak(step.batch), how
 
 
-def _before(name: str, batch: int, frames: int, stages: bool) -> EncoderBreakdown:
+def _before(
+    name: str, batch: int, frames: int, head: Head, stages: bool
+) -> EncoderBreakdown:
     return encoder_breakdown(
         name,
         mode="store",
         batch=batch,
         frames=frames,
         optimizer_bits=32,
+        head=head,
         stages=stages,
     )
 

@@ -182,7 +182,7 @@ def _sized(encoder: PlannedEncoder) -> SizedEncoder | None:
         row.name,
         row.family,
         row.type,
-        row.parameters,
+        model.parameters,
         lightest_bytes=min(known.values()) / training.batch,
         stored_bytes=known["store"] / training.batch,
         planned_bytes=None

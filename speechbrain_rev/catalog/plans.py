@@ -24,7 +24,6 @@ from torch import nn
 from tqdm import tqdm
 
 from speechbrain_rev.architectures import (
-    HEAD,
     Architecture,
     architecture,
 )
@@ -613,7 +612,7 @@ def optimizer_seconds(
         return moved / speed_for(training, speed).bytes_per_second
     with torch.device(device):
         encoder = build_encoder(row.name, widths=row.widths, blocks=row.blocks)
-        classifier, _ = head_modules(HEAD)
+        classifier, _ = head_modules(training.head)
     trained = nn.ModuleList([encoder, classifier])
     make_gradients(trained)
     optimizer = build_optimizer(

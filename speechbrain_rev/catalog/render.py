@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from speechbrain_rev.architectures import HEAD
 from speechbrain_rev.catalog.columns import Column, Table, page
 from speechbrain_rev.catalog.table import (
     BASELINE,
@@ -32,6 +31,7 @@ from speechbrain_rev.catalog.table import (
     as_published,
     counted_with,
 )
+from speechbrain_rev.heads import HEAD
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.sizes import GIB, MIB, card_text, reserve_of, size_text
 
@@ -164,7 +164,9 @@ def _free(card_bytes: int) -> str:
 def _beside(training: Training) -> str:
     """Name what a step needs beside the encoder's own."""
     bits = f"{training.optimizer_bits}-bit states"
-    return f"weights, gradients, {bits} and a classifier of {HEAD.classes}"
+    head = training.head
+    loss = "" if head.loss == HEAD.loss else f" with {head.loss}"
+    return f"weights, gradients, {bits} and a classifier of {head.classes}{loss}"
 
 
 def _taken(thing: object, *names: str, **renamed: str) -> dict[str, Any]:
@@ -179,7 +181,7 @@ def _plain_training(training: Training) -> dict[str, Any]:
     if training.card_bytes is not None:
         plain |= _taken(training, "card_bytes", "reserve_bytes")
         plain["optimizer_state_bits"] = training.optimizer_bits
-        plain["classes"] = HEAD.classes
+        plain["classes"] = training.head.classes
     return plain
 
 
@@ -237,7 +239,7 @@ class ModelsReport(Report):
             Column("", "layers", "row.layers", "layers", importance=1),
             _in_json("row.counterpart", "counterpart"),
             _in_json("row.default_mode", "default_mode"),
-            Column("counted", "M params", "row.parameters", "counted.parameters",
+            Column("counted", "M params", "parameters", "counted.parameters",
                    _millions, 6),
             Column(published, "M params", "row.published_params_m",
                    "published.parameters_millions", ".1f", 2),
@@ -389,7 +391,7 @@ class PlansReport(Report):
             Column("", "encoder", "model.row.name", "name", is_words=True),
             _in_json("model.row.family", "family"),
             _in_json("model.row.type", "type"),
-            Column("", "M params", "model.row.parameters", "parameters", _millions, 1),
+            Column("", "M params", "model.parameters", "parameters", _millions, 1),
             Column(published, "EER", "model.row.vox1_h_eer", _EER_KEY, ".2f", 7),
             _in_json("model.row.published_memory_gb", _GB_KEY),
             Column(published, "batch" if compares else None,

@@ -20,7 +20,6 @@ from speechbrain_rev import devices
 from speechbrain_rev.architectures import (
     ARCHITECTURES,
     Architecture,
-    Head,
 )
 from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.catalog.table import (
@@ -35,8 +34,9 @@ from speechbrain_rev.devices import (
     device_name,
     random_devices,
 )
+from speechbrain_rev.heads import Head
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
-from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
+from speechbrain_rev.lobes.classifier import build_classifier, build_loss
 from speechbrain_rev.lobes.encoder import settings_of
 from speechbrain_rev.lobes.geometry import AUTO, channels_at_the_peak
 from speechbrain_rev.planner import Step
@@ -273,7 +273,7 @@ def _usual_and_small_channels(encoder: SpeakerEncoder) -> tuple[list[Channels], 
     return usual, small
 
 
-def head_modules(head: Head) -> tuple[CosineClassifier, AAMSoftmax]:
+def head_modules(head: Head) -> tuple[nn.Module, nn.Module]:
     """Make classifier and loss of the recipe, on torch's default device.
 
     Parameters
@@ -283,7 +283,7 @@ def head_modules(head: Head) -> tuple[CosineClassifier, AAMSoftmax]:
 
     Returns
     -------
-    CosineClassifier, AAMSoftmax
+    nn.Module, nn.Module
         Cosines [batch, 1, classes] of embeddings [batch, 1, embedding_dim]; the loss of
         them and classes [batch, 1].
 
@@ -294,7 +294,10 @@ def head_modules(head: Head) -> tuple[CosineClassifier, AAMSoftmax]:
     >>> cosines.shape, loss(cosines, torch.zeros(4, 1, dtype=torch.long)).shape
     (torch.Size([4, 1, 10]), torch.Size([]))
     """
-    return CosineClassifier(head.embedding_dim, head.classes), AAMSoftmax()
+    classifier = build_classifier(
+        head.loss, input_size=head.embedding_dim, out_neurons=head.classes
+    )
+    return classifier, build_loss(head.loss)
 
 
 @dataclass(frozen=True)

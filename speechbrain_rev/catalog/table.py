@@ -1,4 +1,4 @@
-"""The 25 encoders as a table: sizes, counted memory, published figures, what fits a GPU.
+"""The encoders as a table: sizes, counted memory, published figures, what fits a GPU.
 
 Standard library only: nothing is computed, so that the table is there at once.
 """
@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 from speechbrain_rev.architectures import (
     ARCHITECTURES,
-    HEAD,
     Architecture,
     architecture,
 )
 from speechbrain_rev.devices import nearest_gpu
+from speechbrain_rev.heads import HEAD, Head
 from speechbrain_rev.modes import LOSSLESS, WITHOUT_INVERSE, Mode
 from speechbrain_rev.optimizers import OPTIMIZERS
 from speechbrain_rev.sizes import GIB, largest_within, reserve_of
@@ -289,6 +289,25 @@ def counted_peaks() -> dict[tuple[str, str, int], Peak]:
     }
 
 
+@functools.cache
+def parameters_of(row: Architecture) -> int:
+    """Count the parameters of an encoder whose row does not have them.
+
+    Examples
+    --------
+    >>> parameters_of(architecture("revnet57"))
+    6102190
+    """
+    if row.parameters is not None:
+        return row.parameters
+    import torch
+
+    from speechbrain_rev.lobes import build_encoder
+
+    with torch.device("meta"):
+        return sum(p.numel() for p in build_encoder(row.name).parameters())
+
+
 @dataclass(frozen=True)
 class StepWork:
     """What a training step does, as a function of the batch.
@@ -393,6 +412,8 @@ class Training:
         Of each utterance: 200 or 600.
     optimizer_bits : {8, 32}
         Of the optimizer's states.
+    head : Head
+        Classifier and loss.
 
     Raises
     ------
@@ -414,6 +435,7 @@ class Training:
     batch: int
     frames: int
     optimizer_bits: int = 8
+    head: Head = HEAD
 
     def __post_init__(self) -> None:
         """Refuse what was not counted."""
@@ -461,14 +483,14 @@ class Training:
         dict of str to int
             Of encoder and classifier, whatever the modes of blocks.
         """
-        parameters = row.parameters + HEAD.parameters
+        parameters = parameters_of(row) + self.head.parameters
         moments = OPTIMIZERS[row.optimizer_name].moments
         state_bytes = _STATE_BYTES[self.optimizer_bits][moments]
         return {
             "weights": _FLOAT * parameters,
             "gradients": _FLOAT * parameters,
             "optimizer_states": math.ceil(state_bytes * parameters),
-            "classifier_step": HEAD.step_bytes(batch),
+            "classifier_step": self.head.step_bytes(batch),
             "input": batch * self.frames * INPUT_BYTES_PER_FRAME,
         }
 
@@ -649,6 +671,11 @@ class ListedEncoder:
         return speed_for(self.training, self.speed)
 
     @property
+    def parameters(self) -> int:
+        """Parameters of the encoder."""
+        return parameters_of(self.row)
+
+    @property
     def modes(self) -> tuple[str, ...]:
         """The modes that the encoder has."""
         own = LOSSLESS if self.row.reversible else WITHOUT_INVERSE
@@ -719,7 +746,7 @@ def _per_utterance(mode: str) -> Callable[[ListedEncoder], float | None]:
 #: By what the table can be sorted.
 SORT_KEYS: dict[str, Callable[[ListedEncoder], float | None]] = {
     "layers": lambda model: model.row.layers,
-    "parameters": lambda model: model.row.parameters,
+    "parameters": lambda model: model.parameters,
     "vox1-o": lambda model: model.row.vox1_o_eer,
     "vox1-e": lambda model: model.row.vox1_e_eer,
     "vox1-h": lambda model: model.row.vox1_h_eer,

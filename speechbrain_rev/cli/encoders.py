@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from speechbrain_rev.architectures import ARCHITECTURES, FAMILIES, TYPES
+from speechbrain_rev.catalog.table import MODES, SORT_KEYS
 from speechbrain_rev.cli.options import (
     CARD_HELP,
     COMPUTES,
@@ -13,10 +15,13 @@ from speechbrain_rev.cli.options import (
     add_batch,
     add_bits,
     add_frames,
+    add_head,
     add_names,
     add_output,
     add_speed,
+    any_of,
     check_plot,
+    head_of_options,
     show,
     speed_of,
     workers_for,
@@ -43,7 +48,7 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "models",
         _models,
-        "compare the 25 encoders: size, accuracy, memory, what fits a GPU",
+        f"compare the {len(ARCHITECTURES)} encoders: size, accuracy, memory, what fits a GPU",
         "Error rates are the published ones. Memory was counted, no GPU is needed.",
         ["", " --card=11GB --batch=128 --fits --sort=vox1-h", " --plot=models.png"],
     )
@@ -53,18 +58,19 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--family",
         action="append",
         default=[],
-        help="only resnet, revnet, df_resnet or df_revnet; may be given several times",
+        help=f"only {any_of(FAMILIES)}; may be given several times",
     )
     reads.add_argument(
         "--type",
         action="append",
         default=[],
-        help="only vanilla, I or II; may be given several times",
+        help=f"only {any_of(TYPES)}; may be given several times",
     )
     computes = command.add_argument_group(COMPUTES)
     computes.add_argument("--card", metavar="SIZE", help=CARD_HELP)
     add_batch(computes, 128)
     add_frames(computes)
+    add_head(computes)
     add_speed(computes, "for days of training: ")
     computes.add_argument(
         "--fits", action="store_true", help="only encoders whose batch fits the GPU"
@@ -72,8 +78,8 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     computes.add_argument(
         "--sort",
         metavar="COLUMN",
-        help="layers, parameters, vox1-o, vox1-e, vox1-h, store, recompute, "
-        "reconstruct, memory (in the default mode), batch (the largest) or days (the fewest)",
+        help=f"{any_of(SORT_KEYS)}; memory: in the default mode, batch: the largest, days: "
+        "the fewest",
     )
     computes.add_argument("--reverse", action="store_true", help="largest first")
     add_output(command)
@@ -103,11 +109,12 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     computes.add_argument(
         "--mode",
-        help="after: store, recompute, reconstruct or plan (default: reconstruct if the "
-        "encoder is reversible, else store). plan: the fastest step that fits --card, "
-        "seconds for each encoder",
+        help=f"after: {any_of((*MODES, 'plan'))} (default: reconstruct if the encoder is "
+        "reversible, else store). plan: the fastest step that fits --card, seconds for "
+        "each encoder",
     )
     add_bits(computes, "bits of optimizer states after")
+    add_head(computes)
     computes.add_argument(
         "--card", metavar="SIZE", help=f"print whether it fits {CARD_HELP}"
     )
@@ -137,7 +144,12 @@ def _models(parsed: argparse.Namespace) -> None:
         )
     card_bytes = None if gpu is None else gpu.memory_bytes
     chosen = catalog.select(
-        catalog.Training(card_bytes, batch=parsed.batch, frames=parsed.frames),
+        catalog.Training(
+            card_bytes,
+            batch=parsed.batch,
+            frames=parsed.frames,
+            head=head_of_options(parsed),
+        ),
         names=parsed.names,
         families=parsed.family,
         types=parsed.type,
@@ -161,7 +173,6 @@ def _memory(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.catalog import pictures
     from speechbrain_rev.catalog.breakdown import PLAN
     from speechbrain_rev.catalog.render import BreakdownReport
-    from speechbrain_rev.catalog.table import MODES
     from speechbrain_rev.devices import parse_card
 
     check_plot(parsed.plot)
@@ -201,7 +212,6 @@ def _check_mode(mode: str | None, counted: Sequence[str]) -> None:
 
 def _uniform(parsed: argparse.Namespace) -> Sequence[Cases]:
     """Break steps down in which all blocks have one mode."""
-    from speechbrain_rev.architectures import ARCHITECTURES
     from speechbrain_rev.catalog.breakdown import before_and_after
 
     return [
@@ -211,6 +221,7 @@ def _uniform(parsed: argparse.Namespace) -> Sequence[Cases]:
             batch=parsed.batch,
             frames=parsed.frames,
             optimizer_bits=parsed.optimizer_bits,
+            head=head_of_options(parsed),
             stages=parsed.stages,
         )
         for name in dict.fromkeys(parsed.names or ARCHITECTURES)
@@ -225,13 +236,14 @@ def _planned(parsed: argparse.Namespace, gpu: Gpu | None) -> Sequence[Cases]:
     if gpu is None:
         raise ValueError(
             "--mode=plan plans for a GPU, and none was named: add, for instance, "
-            "--card=11GB, or give --mode=store, recompute or reconstruct."
+            f"--card=11GB, or give --mode={any_of(MODES)}."
         )
     training = Training(
         gpu.memory_bytes,
         batch=parsed.batch,
         frames=parsed.frames,
         optimizer_bits=parsed.optimizer_bits,
+        head=head_of_options(parsed),
     )
     encoders = plans.plan_encoders(
         training,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speechbrain_rev.devices import usable_cpus
+from speechbrain_rev.heads import HEAD, HEAD_OF, Head
 from speechbrain_rev.whole_files import check_file
 
 if TYPE_CHECKING:
@@ -25,6 +26,18 @@ CARD_HELP = (
     "the GPU: its memory, e.g. 11GB or 10.5GiB, both in GiB (2**30 bytes), as GPUs are "
     "sold; or its name, e.g. 'RTX 3090'"
 )
+
+
+def any_of(names: Iterable[str]) -> str:
+    """List names in a sentence.
+
+    Examples
+    --------
+    >>> any_of(["store", "recompute", "plan"])
+    'store, recompute or plan'
+    """
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def workers_for(names: Sequence[str]) -> int:
@@ -76,6 +89,31 @@ def add_bits(
         default=8,
         help=f"{words}: 8 (the default) or 32",
     )
+
+
+def add_head(command: argparse._ActionsContainer) -> None:
+    """Let a subcommand take the classifier that is trained with the encoder."""
+    command.add_argument(
+        "--classes",
+        metavar="N",
+        type=int,
+        default=HEAD.classes,
+        help="classes of the classifier: speakers times speeds (default: "
+        f"{HEAD.classes}, VoxCeleb2 at three speeds)",
+    )
+    command.add_argument(
+        "--loss",
+        choices=list(HEAD_OF),
+        default=HEAD.loss,
+        help=f"its loss (default: {HEAD.loss})",
+    )
+
+
+def head_of_options(parsed: argparse.Namespace) -> Head:
+    """Give the classifier that ``add_head`` lets a user describe."""
+    if parsed.classes < 1:
+        raise ValueError(f"--classes is {parsed.classes}; give at least 1.")
+    return Head(parsed.classes, loss=parsed.loss)
 
 
 def add_speed(command: argparse._ActionsContainer, where: str = "") -> None:

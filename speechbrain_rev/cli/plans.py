@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.cli.options import (
     CARD_HELP,
     COMPUTES,
@@ -17,10 +18,12 @@ from speechbrain_rev.cli.options import (
     add_batch,
     add_bits,
     add_frames,
+    add_head,
     add_names,
     add_output,
     add_speed,
     check_plot,
+    head_of_options,
     show,
     speed_of,
     workers_for,
@@ -50,7 +53,7 @@ def _add_plan(add: Callable[..., argparse.ArgumentParser]) -> None:
         "150 epochs of VoxCeleb2 take, the largest batch, and how many such GPUs make a "
         "total batch of 256; for one encoder also what each block does. channels are "
         "those that blocks work on at a time; the setting chunk is their bytes. "
-        "All 25 are predicted, within two minutes. Encoders that are named are counted, "
+        f"All {len(ARCHITECTURES)} are predicted, within two minutes. Encoders that are named are counted, "
         "which takes a minute or two for a deep one that hardly fits. No GPU is needed.",
         [" --card=11GB", " resnet152 --card='RTX 3090' --batch=64 --save=plan.json"],
     )
@@ -66,6 +69,7 @@ def _add_plan(add: Callable[..., argparse.ArgumentParser]) -> None:
     add_batch(computes, 128)
     add_frames(computes)
     add_bits(computes)
+    add_head(computes)
     add_output(command).add_argument(
         "--save",
         metavar="PLAN.json",
@@ -106,6 +110,7 @@ def _add_sweep(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     add_frames(computes)
     add_bits(computes)
+    add_head(computes)
     add_output(command)
     command.set_defaults(
         less_memory="Give smaller --batches, or leave out --device, which estimates times."
@@ -148,6 +153,7 @@ def _plan(parsed: argparse.Namespace) -> None:
         batch=parsed.batch,
         frames=parsed.frames,
         optimizer_bits=parsed.optimizer_bits,
+        head=head_of_options(parsed),
     )
 
     from speechbrain_rev.catalog import pictures, plans, render
@@ -193,6 +199,7 @@ def _sweep(parsed: argparse.Namespace) -> None:
         batches[0],
         parsed.frames,
         optimizer_bits=parsed.optimizer_bits,
+        head=head_of_options(parsed),
     )
     swept = plans.sweep_encoder(
         row,

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.heads import HEAD_OF, POOLINGS
 from speechbrain_rev.hparams.document import Reference, nearest
-from speechbrain_rev.modes import ALONE
+from speechbrain_rev.modes import ALONE, MEMORY_FORMATS, STREAMS
 from speechbrain_rev.optimizers import OPTIMIZERS
 from speechbrain_rev.sizes import parse_size
 
@@ -250,8 +251,6 @@ _rate = functools.partial(Knob, "float", null=True, above=0)
 #: Numbers of stages that encoders have.
 _STAGES = tuple(sorted({len(row.strides) for row in ARCHITECTURES.values()}))
 
-# Names that other packages know are repeated here, since this one imports none of
-# them; the tests compare them.
 # fmt: off
 KNOBS = {
     # run
@@ -290,7 +289,7 @@ KNOBS = {
         at_most=512, why="Strides of the encoder divide them.",
     ),
     "embedding_dim": Knob("int", "paper (V-C)", "values", at_least=1, at_most=2**16),
-    "pooling": Knob("str", "paper (V-C)", one_of=("statistics",)),
+    "pooling": Knob("str", "paper (V-C)", one_of=tuple(POOLINGS)),
     "mode": Knob(
         "str",
         "reconstruct: paper (III); compress: error-bounded compression; which one by null is "
@@ -317,7 +316,7 @@ KNOBS = {
         "ours, by the study: after 3,150 steps weights are the same to the bit whether "
         "activations were stored or reconstructed; float streams took 11 % less time on a "
         "CPU, and end at other weights",
-        one_of=("exact", "float"),
+        one_of=tuple(STREAMS),
     ),
     "chunk": Knob(
         "int",
@@ -325,7 +324,7 @@ KNOBS = {
         "bytes for 200 frames", null=True, or_word="auto", at_least=1,
     ),
     "memory_format": Knob(
-        "str", "ours, by the benchmark formats", one_of=("contiguous", "channels_last")
+        "str", "ours, by the benchmark formats", one_of=tuple(MEMORY_FORMATS)
     ),
     "cudnn_benchmark": _switch("ours, for equal bits in every mode"),
     "cudnn_deterministic": _switch("ours, for equal bits in every mode"),
@@ -381,7 +380,7 @@ KNOBS = {
     ),
     "snr_high": Knob("float", "SpeechBrain", "dB"),
     # objective
-    "loss": Knob("str", "paper (V-C)", one_of=("aam_softmax", "am_softmax")),
+    "loss": Knob("str", "paper (V-C)", one_of=tuple(HEAD_OF)),
     "margin": Knob("float", "paper (V-C)", "radians", at_least=0, below=math.pi),
     "scale": Knob("float", "paper (V-C)", above=0),
     "margin_start_epoch": _count_or_none("WeSpeaker", "epochs", null=True),

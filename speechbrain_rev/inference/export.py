@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path, PurePath
+from pkgutil import resolve_name
 from typing import Any
 
 import safetensors.torch
@@ -17,11 +18,13 @@ from speechbrain.dataio.encoder import CategoricalEncoder
 from speechbrain.utils.checkpoints import Checkpoint
 from torch import Tensor
 
-from speechbrain_rev.architectures import Head, architecture
+from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.heads import HEAD_OF, HEADS
 from speechbrain_rev.inference.model_folder import (
     ASSUMED,
     SAFETENSORS,
+    USUAL_HEAD,
     WRITTEN_IF_UNUSUAL,
     encoder_of,
     is_exported,
@@ -67,7 +70,7 @@ from speechbrain_rev.inference.verification import (
     run_cohort,
 )
 from speechbrain_rev.lobes.checkpointer import CHECKSUMS, verify_checkpoint
-from speechbrain_rev.lobes.classifier import HEADS, true_speakers
+from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.scoring import measures_in
 from speechbrain_rev.whole_files import (
     check_path,
@@ -270,11 +273,10 @@ def model_card(facts: CardFacts) -> str:
 
 def _loss_paper(loss: object) -> str:
     """Cite the paper of a loss, as a line of a list, where its class has one."""
-    for head in HEADS.values():
-        for name, kind in head.losses.items():
-            if name == loss and kind.citation:
-                return f"- {kind.citation}\n"
-    return ""
+    if not isinstance(loss, str) or loss not in HEAD_OF:
+        return ""
+    citation = resolve_name(HEAD_OF[loss].losses[loss]).citation
+    return f"- {citation}\n" if citation else ""
 
 
 def _thresholds(facts: CardFacts) -> str:
@@ -490,10 +492,9 @@ def convert_from_speechbrain(
     classifier = None
     if (folder / CLASSIFIER).exists():
         classifier = load_listed(folder, CLASSIFIER)
-        head = Head(settings["out_n_neurons"], settings["embedding_dim"])
-        expected = {
-            "weight": torch.empty(head.weight_shape, device="meta", dtype=torch.float32)
-        }
+        head = HEADS[settings.get("head", USUAL_HEAD)]
+        shape = head.weight_shape(settings["out_n_neurons"], settings["embedding_dim"])
+        expected = {"weight": torch.empty(shape, device="meta", dtype=torch.float32)}
         check_tensors(classifier, expected, folder / CLASSIFIER)
     with _new_folder(out) as new, folder_whole(new) as part:
         (part / HYPERPARAMS).write_text(model_yaml(settings), encoding="utf-8")
@@ -690,17 +691,16 @@ def _narrowed(
     # SpeechBrain's own Checkpointer writes no checksums.
     if (folder / CHECKSUMS).exists() or not objects.by_speechbrain():
         verify_checkpoint(Checkpoint(folder, {}, {"classifier": saved.path}))
-    if list(saved.state_dict) != ["weight"] or saved.state_dict["weight"].dim() != 2:
+    head = HEADS[settings.get("head", USUAL_HEAD)]
+    weight = saved.state_dict.get("weight")
+    classes = len(weight) if weight is not None and weight.dim() else 0
+    shape = head.weight_shape(classes, settings["embedding_dim"])
+    if weight is None or len(saved.state_dict) > 1 or tuple(weight.shape) != shape:
+        held = {name: list(tensor.shape) for name, tensor in saved.state_dict.items()}
         raise ValueError(
-            f"{saved.path}: a classifier's one weight is [classes, input_size], but this "
-            f"has {', '.join(saved.state_dict) or 'none'}."
-        )
-    weight = saved.state_dict["weight"]
-    if weight.shape[1] != settings["embedding_dim"]:
-        raise ValueError(
-            f"{saved.path}: the classifier takes embeddings of {weight.shape[1]} numbers, "
-            f"but embedding_dim is {settings['embedding_dim']} in {run / HYPERPARAMS}. "
-            "Are both of one run?"
+            f"{saved.path} holds {held or 'nothing'}, but a classifier of head {head.name} "
+            f"for the embedding_dim {settings['embedding_dim']} of {run / HYPERPARAMS} is "
+            f"one weight, {['classes', *shape[1:]]}. Are both of one run?"
         )
     listed, speeds = settings.get("speeds"), given
     if speeds is None:

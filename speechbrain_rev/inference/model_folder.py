@@ -28,6 +28,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from speechbrain_rev.heads import CORRECTIONS, HEADS, POOLINGS
 from speechbrain_rev.hparams.knobs import KNOBS, Knob
 from speechbrain_rev.inference.archive import fingerprint_of
 from speechbrain_rev.inference.front_ends import FRONT_ENDS
@@ -48,8 +49,6 @@ from speechbrain_rev.inference.untrusted import (
     read_safetensors,
 )
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
-from speechbrain_rev.lobes.classifier import HEADS
-from speechbrain_rev.lobes.pooling import CORRECTIONS, POOLINGS
 from speechbrain_rev.lobes.pretrained import unwrapped
 from speechbrain_rev.whole_files import SUMS, check_sum
 

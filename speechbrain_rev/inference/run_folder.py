@@ -26,6 +26,7 @@ from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
 
 from speechbrain_rev.data import SpeakerAugment
+from speechbrain_rev.heads import HEADS, head_of
 from speechbrain_rev.inference.archive import fingerprint_of
 from speechbrain_rev.inference.untrusted import (
     REFUSED,
@@ -46,10 +47,8 @@ from speechbrain_rev.lobes.checkpointer import (
     place_of,
 )
 from speechbrain_rev.lobes.classifier import (
-    HEADS,
     build_classifier,
     build_loss,
-    head_of,
 )
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.scoring import MEASURES
@@ -155,9 +154,9 @@ _LOSSES = {
     "!new:speechbrain.nnet.losses.AdditiveAngularMargin": "aam_softmax",
     "!new:speechbrain.nnet.losses.AngularMargin": "am_softmax",
     **{
-        f"!new:{loss.__module__}.{loss.__qualname__}": name
+        f"!new:{path.replace(':', '.')}": name
         for head in HEADS.values()
-        for name, loss in head.losses.items()
+        for name, path in head.losses.items()
     },
 }
 _AUGMENTATION = (
@@ -319,7 +318,7 @@ class RunObjects:
         heads = {CLASSIFIERS[node.tag] for _, node in self._tagged(tuple(CLASSIFIERS))}
         for _, node in self._tagged((_BUILT_CLASSIFIER,)):
             loss = self._arguments(node, build_classifier)["loss"]
-            heads.add(head_of(self._value(node, "loss", loss)))
+            heads.add(head_of(self._value(node, "loss", loss)).name)
         return heads.pop() if len(heads) == 1 else None
 
     def loss(self) -> str | None:

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from speechbrain_rev.architectures import Architecture, EncoderGeometry, architecture
+from speechbrain_rev.heads import POOLINGS
 from speechbrain_rev.lobes.blocks import ORDINARY_BLOCKS, RESIDUALS
 from speechbrain_rev.lobes.geometry import channels_by_level
-from speechbrain_rev.lobes.pooling import CORRECTIONS, POOLINGS, Pooling
+from speechbrain_rev.lobes.pooling import Pooling, build_pooling
 from speechbrain_rev.lobes.stages import (
     SpaceToDepthTransition,
     Stage,
@@ -23,12 +23,6 @@ from speechbrain_rev.lobes.stages import (
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.segment import AdditiveCoupling
-
-#: Layouts of maps and of convolutions' weights, by the names that YAML files give them.
-MEMORY_FORMATS = {
-    "contiguous": torch.contiguous_format,
-    "channels_last": torch.channels_last,
-}
 
 _BLOCKS = (*RESIDUALS.values(), *ORDINARY_BLOCKS.values())
 
@@ -132,8 +126,6 @@ def parts_of(
     geometry = row.geometry(n_mels)
     check_switch("sync_batchnorm", sync_batchnorm)
     _check_sizes(row, geometry, embedding_dim)
-    check_name("pooling", pooling, POOLINGS)
-    check_name("pooling_variance", pooling_variance, CORRECTIONS)
     if not row.reversible and chunk not in ("auto", None):
         raise ValueError(
             f"{name} has no reversible blocks and works on all channels at once: chunk "
@@ -150,8 +142,8 @@ def parts_of(
         stages.append(_stage(row, i, width, chain, sync_batchnorm))
         width = row.widths[i] * row.expansion
     rows = width * geometry.frequencies[-1]
-    pooled = POOLINGS[pooling](rows, variance=pooling_variance)
-    fc = nn.Linear(pooled.statistics * rows, embedding_dim)
+    pooled = build_pooling(pooling, rows, variance=pooling_variance)
+    fc = nn.Linear(POOLINGS[pooling].statistics * rows, embedding_dim)
     return EncoderParts(row, geometry, channels, stem, stages, pooled, fc)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import torch
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 
 from speechbrain_rev.architectures import counterparts
 from speechbrain_rev.compression.activations import ActivationCompression
+from speechbrain_rev.heads import POOLINGS
 from speechbrain_rev.lobes.build import (
-    MEMORY_FORMATS,
     check_name,
     check_switch,
     parts_of,
@@ -26,11 +27,12 @@ from speechbrain_rev.lobes.build import (
 )
 from speechbrain_rev.lobes.geometry import check_input, maps_and_masks, unit_channels
 from speechbrain_rev.lobes.layers import run_unit
-from speechbrain_rev.lobes.pooling import POOLINGS, Pooling, embedded
+from speechbrain_rev.lobes.pooling import Pooling, embedded
 from speechbrain_rev.lobes.stages import Levels, Runner, Stage, walk
 from speechbrain_rev.modes import (
     FOLLOWING,
     LOSSLESS,
+    MEMORY_FORMATS,
     WITHOUT_INVERSE,
     AppliedPlan,
     Mode,
@@ -89,9 +91,9 @@ class SpeakerEncoder(nn.Module):
         are no longer equal between modes, and ``verify`` reports it.
     sync_batchnorm : bool
         Whether batch statistics are shared between processes.
-    pooling : {"statistics"}
+    pooling : str
         How the last stage's maps become one vector: a name of
-        ``speechbrain_rev.lobes.pooling.POOLINGS``.
+        ``speechbrain_rev.heads.POOLINGS``.
     pooling_variance : {"population", "unbiased"}
         Which variance pooling takes; WeSpeaker has the unbiased one.
     zero_init_residual : bool
@@ -309,10 +311,11 @@ class SpeakerEncoder(nn.Module):
         (torch.Size([64, 32, 3, 3]), (288, 1, 96, 32))
         """
         check_name("memory_format", memory_format, MEMORY_FORMATS)
+        layout = resolve_name(MEMORY_FORMATS[memory_format])
         self.memory_format = memory_format
         for p in self.parameters():
             if p.dim() == 4:
-                p.data = p.data.clone(memory_format=MEMORY_FORMATS[memory_format])
+                p.data = p.data.clone(memory_format=layout)
 
     def _check_joins(self, modes: Mapping[str, Mode]) -> None:
         """Refuse blocks that have none before them to run again with."""
@@ -644,7 +647,7 @@ def settings_of(encoder: SpeakerEncoder) -> dict[str, Any]:
     >>> settings["pooling_variance"], settings["widths"]
     ('unbiased', (32, 64, 128, 256))
     """
-    poolings = {kind: name for name, kind in POOLINGS.items()}
+    poolings = {row.made: name for name, row in POOLINGS.items()}
     known = {
         "fc": hasattr(encoder.fc, "out_features"),
         "pooling": type(encoder.pooling) in poolings,

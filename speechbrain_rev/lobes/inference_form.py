@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from speechbrain_rev.heads import POOLINGS
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
 from speechbrain_rev.lobes.geometry import check_input, maps_and_masks
 from speechbrain_rev.lobes.layers import PointwiseConv, masked_
-from speechbrain_rev.lobes.pooling import POOLINGS, Pooling, embedded
+from speechbrain_rev.lobes.pooling import Pooling, embedded
 from speechbrain_rev.lobes.stages import Levels, Runner, Stage, walk
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.convolution import Geometry
@@ -34,7 +35,7 @@ _LAYOUT = torch.channels_last
 #: Classes whose modules the form reads and does not call: it does what the class does.
 _READ: tuple[type[nn.Module], ...] = (
     SpeakerEncoder, Stage, ReversibleChain, AdditiveCoupling, nn.Conv2d, PointwiseConv,
-    BatchNorm, *POOLINGS.values(),
+    BatchNorm, *(row.made for row in POOLINGS.values()),
 )  # fmt: skip
 
 

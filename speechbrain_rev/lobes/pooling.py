@@ -8,25 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from speechbrain_rev.heads import CORRECTIONS, POOLINGS
 from speechbrain_rev.kernels.fixed_point import format_of
 from speechbrain_rev.reversible.replay import autocast_off
 
 #: Added to the variance, so that the root has a gradient where nothing varies.
 VARIANCE_FLOOR = 1e-7
-
-#: How many degrees of freedom the variance gives up for the mean.
-CORRECTIONS = {"population": 0, "unbiased": 1}
+# Values between the two layers of an attention.
+_HIDDEN = 128
 
 
 class Pooling(nn.Module, abc.ABC):
     """What makes one vector of an utterance's feature maps.
 
     It is made with ``rows``, the channels of all maps times their frequencies, and the
-    variance that was asked for. To add one, write its ``pool`` and name it in ``POOLINGS``.
+    variance that was asked for. To add one, write its ``pool`` and give it a row of
+    ``speechbrain_rev.heads.POOLINGS``.
     """
-
-    #: Values that it makes of each channel and frequency.
-    statistics: int
 
     def __init__(self, rows: int, *, variance: str) -> None:
         super().__init__()
@@ -72,8 +70,6 @@ class StatisticsPooling(Pooling):
     torch.Size([2, 24])
     """
 
-    statistics = 2
-
     def pool(self, mask: Tensor | None, *parts: Tensor) -> Tensor:
         """Give the means of all parts, then their deviations."""
         correction = CORRECTIONS[self.variance]
@@ -81,8 +77,79 @@ class StatisticsPooling(Pooling):
         return torch.cat([p for kind in zip(*pooled, strict=True) for p in kind], 1)
 
 
-#: Poolings by the names that YAML files give them.
-POOLINGS: dict[str, type[Pooling]] = {"statistics": StatisticsPooling}
+class AttentiveStatisticsPooling(Pooling):
+    """Mean and deviation over time, weighted by an attention for each channel and frequency.
+
+    Okabe et al. 2018, "Attentive Statistics Pooling for Deep Speaker Embedding", equations 5
+    to 7, with an attention of its own for each row as in ECAPA-TDNN and WeSpeaker's ASTP:
+    two layers of 128 hidden values, tanh between them, and a softmax over time.
+
+    Parameters
+    ----------
+    rows : int
+        Channels times frequencies.
+    variance : {"population"}
+        The weighted variance has no other estimate.
+
+    Examples
+    --------
+    >>> pooling = AttentiveStatisticsPooling(12, variance="population")
+    >>> pooling(None, torch.ones(2, 3, 4, 5)).shape
+    torch.Size([2, 24])
+    """
+
+    def __init__(self, rows: int, *, variance: str) -> None:
+        super().__init__(rows, variance=variance)
+        self.hidden = nn.Conv1d(rows, _HIDDEN, 1)
+        self.attention = nn.Conv1d(_HIDDEN, rows, 1)
+
+    def pool(self, mask: Tensor | None, *parts: Tensor) -> Tensor:
+        """Give the weighted means of all parts, then their deviations."""
+        x = torch.cat([part.flatten(1, 2) for part in parts], 1)  # [batch, rows, time]
+        x = x.to(self.hidden.weight.dtype)
+        scores = self.attention(torch.tanh(self.hidden(x)))
+        if mask is not None:
+            scores = scores.masked_fill(mask.flatten(1, 2) == 0, -torch.inf)
+        weight = scores.softmax(dim=2)
+        mean = (weight * x).sum(2)
+        variance = (weight * (x - mean.unsqueeze(2)).square()).sum(2)
+        return torch.cat([mean, (variance + VARIANCE_FLOOR).sqrt()], 1)
+
+
+def build_pooling(name: str, rows: int, *, variance: str) -> Pooling:
+    """Make a pooling by its name.
+
+    Parameters
+    ----------
+    name : str
+        A row of ``speechbrain_rev.heads.POOLINGS``.
+    rows : int
+        Channels times frequencies.
+    variance : {"population", "unbiased"}
+        Which variance the deviation is the root of.
+
+    Raises
+    ------
+    ValueError
+        If there is no such pooling, or it has no such variance.
+
+    Examples
+    --------
+    >>> build_pooling("statistics", 12, variance="unbiased")
+    StatisticsPooling()
+    """
+    if name not in POOLINGS:
+        raise ValueError(
+            f"pooling must be one of {', '.join(POOLINGS)}, but is {name!r}."
+        )
+    row = POOLINGS[name]
+    if variance not in row.variances:
+        raise ValueError(
+            f"pooling_variance must be one of {', '.join(row.variances)} with pooling "
+            f"{name}, but is {variance!r}."
+        )
+    pooling: Pooling = row.made(rows, variance=variance)
+    return pooling
 
 
 def mean_and_deviation(

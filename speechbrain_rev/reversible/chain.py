@@ -130,7 +130,8 @@ class ReversibleChain(nn.Module):
                     f"A chain runs couplings by itself and would not call "
                     f"{type(block).__name__}.forward. Give AdditiveCoupling(f, g)."
                 )
-        self.format_name = as_format(streams).name
+        as_format(streams)  # refuses other names
+        self.format_name = streams
         if chunk is not None and (type(chunk) is not int or chunk < 1):
             raise ValueError(f"chunk is {chunk!r}; it must be None or at least 1.")
         self.chunk = chunk

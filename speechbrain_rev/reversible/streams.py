@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from speechbrain_rev.kernels import fixed_point as kernels
 from speechbrain_rev.kernels.fixed_point import format_of, is_dense
+from speechbrain_rev.modes import STREAMS
 from speechbrain_rev.reversible import fixed_point as reference
 from speechbrain_rev.reversible.compiled import FixedPoint
 
@@ -38,13 +40,10 @@ class StreamFormat:
 
     Attributes
     ----------
-    name : str
-        What ``streams=`` calls it.
     limit : float
         Magnitudes from here on are out of range.
     """
 
-    name = "float"
     limit = math.inf
 
     def encode(self, x: Tensor, largest: Tensor | None) -> Tensor:
@@ -138,7 +137,6 @@ class ExactFormat(StreamFormat):
         Who compiles the adding of residuals, where no kernel of ours does it.
     """
 
-    name = "exact"
     steps = 2.0**16
     limit = 2.0**14
 
@@ -188,7 +186,9 @@ class ExactFormat(StreamFormat):
         return torch.empty_like(value, dtype=dtype)
 
 
-FORMATS: dict[str, StreamFormat] = {f.name: f for f in (StreamFormat(), ExactFormat())}
+FORMATS: dict[str, StreamFormat] = {
+    name: resolve_name(path)() for name, path in STREAMS.items()
+}
 
 
 def as_format(streams: str, backend: str | None = None) -> StreamFormat:
@@ -211,7 +211,7 @@ def as_format(streams: str, backend: str | None = None) -> StreamFormat:
             f"There is no stream format {streams!r}; the formats are "
             f"{', '.join(map(repr, FORMATS))}."
         )
-    if streams == ExactFormat.name and backend is not None:
+    if isinstance(FORMATS[streams], ExactFormat) and backend is not None:
         return _compiled_exact(backend)
     return FORMATS[streams]
 

@@ -23,6 +23,7 @@ from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.seeding import processes_saved
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.hparams.document import dump
+from speechbrain_rev.heads import HEAD, HEADS, head_of
 from speechbrain_rev.inference.evaluation import unfinished
 from speechbrain_rev.inference.model_folder import ASSUMED, ENCODER_SETTINGS
 from speechbrain_rev.inference.run_folder import (
@@ -94,7 +95,7 @@ def refuse_other_network(settings: Mapping[str, Any]) -> None:
     folder = Path(settings["output_folder"])
     if not _has_run(settings) or not (folder / HYPERPARAMS).is_file():
         return
-    earlier = read_settings(folder, [], optional=_SHAPES)
+    earlier = read_settings(folder, [], optional=(*_SHAPES, "loss"))
     then, now = _as_published(earlier), _as_published(settings)
     changes = [
         f"{name}: was {value}, is {now[name]}"
@@ -532,6 +533,8 @@ def _as_published(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = {**ASSUMED, **settings}
     chosen = {name: given[name] for name in _SHAPES if name in given}
+    if "loss" in given:
+        chosen["head"] = head_of(given["loss"]).name
     for name in ("widths", "blocks"):
         if name in chosen and chosen[name] is None:
             chosen[name] = list(getattr(architecture(settings["arch"]), name))
@@ -715,7 +718,7 @@ def start_from(settings: Mapping[str, Any]) -> None:
     ------
     ValueError
         If pretrained_run is no finished run, or of other speakers, speeds or shapes, or
-        of another pooling.
+        of another pooling or head.
     """
     folder = Path(settings["pretrained_run"])
     record = folder / HYPERPARAMS
@@ -738,6 +741,13 @@ def start_from(settings: Mapping[str, Any]) -> None:
             f"pretrained_run {folder} has the pooling {pooled}, this run {pooling}: its "
             f"embeddings would be other ones. Give pooling: {pooled}, or the output_folder "
             f"of a run with {pooling}."
+        )
+    heads = [head_of(each.get("loss", HEAD.loss)).name for each in (run, settings)]
+    if heads[0] != heads[1]:
+        raise ValueError(
+            f"pretrained_run {folder} has a classifier of head {heads[0]}, and loss "
+            f"{settings['loss']} takes one of {heads[1]}. Give a loss of head {heads[0]}: "
+            f"{', '.join(HEADS[heads[0]].losses)}."
         )
     ours = list(settings["speeds"])
     if theirs != ours and not (ours == [1.0] and 1.0 in theirs):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.lobes.build import MEMORY_FORMATS
+from speechbrain_rev.modes import MEMORY_FORMATS
 
 from .harness import Result, distance, require, times
 from .steps import (

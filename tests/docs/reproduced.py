@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from speechbrain_rev.architectures import (
     ARCHITECTURES,
     Architecture,
-    Head,
     architecture,
 )
 from speechbrain_rev.catalog.breakdown import EncoderBreakdown, encoder_breakdown
@@ -25,6 +24,7 @@ from speechbrain_rev.catalog.table import (
     PublishedCards,
     Training,
 )
+from speechbrain_rev.heads import Head
 from speechbrain_rev.sizes import GB
 
 # fmt: off

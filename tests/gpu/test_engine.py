@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.lobes.build import MEMORY_FORMATS
+from speechbrain_rev.modes import MEMORY_FORMATS
 from speechbrain_rev.optim import build_optimizer
 from tests.unit.reversible.chains import (
     EXACT,

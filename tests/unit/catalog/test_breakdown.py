@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from speechbrain_rev.architectures import ARCHITECTURES, HEAD
+from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.catalog import Training, counted_peaks
 from speechbrain_rev.catalog.breakdown import (
     before_and_after,
@@ -18,6 +18,7 @@ from speechbrain_rev.catalog.breakdown import (
 )
 from speechbrain_rev.catalog.steps import training_step
 from speechbrain_rev.catalog.table import MODES
+from speechbrain_rev.heads import HEAD
 from speechbrain_rev.lobes.classifier import CosineClassifier
 from speechbrain_rev.optim import build_optimizer, state_bytes
 from speechbrain_rev.planner.memory import (

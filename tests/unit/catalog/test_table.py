@@ -2,14 +2,15 @@
 
 import dataclasses
 import itertools
+import json
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speechbrain_rev.architectures import ARCHITECTURES, HEAD, architecture
-from speechbrain_rev.catalog import Training, counted_peaks, select
+from speechbrain_rev.architectures import ARCHITECTURES, architecture
+from speechbrain_rev.catalog import ModelsReport, Training, counted_peaks, select
 from speechbrain_rev.catalog.breakdown import encoder_breakdown
 from speechbrain_rev.catalog.plans import plan_encoders
 from speechbrain_rev.catalog.steps import head_modules
@@ -24,6 +25,7 @@ from speechbrain_rev.catalog.table import (
     other_encoder,
     shorter_frames,
 )
+from speechbrain_rev.heads import HEAD, HEAD_OF, Head
 from speechbrain_rev.modes import LOSSLESS
 from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.sizes import GIB
@@ -31,6 +33,7 @@ from speechbrain_rev.speed import ASSUMED
 from tests.benchmarks.counts import step_work, training_step_peak
 
 PEAKS = counted_peaks()
+ROW = architecture("resnet34")
 CARD = Training(11 * GIB, batch=128, frames=200)
 NO_CARD = Training(None, batch=128, frames=200)
 ON_6_S = dataclasses.replace(CARD, frames=600)
@@ -226,17 +229,42 @@ def test_optimizer_states_are_just_above_their_count(name, bits, above):
     assert counted <= part <= above * counted
 
 
-@pytest.mark.parametrize("batch", [1, 400, 2048])
-def test_the_classifier_s_step_is_just_above_its_count(batch):
+@pytest.mark.parametrize("batch", [1, 64, 256, 400, 2048])
+@pytest.mark.parametrize("classes", [3633, HEAD.classes, 333_000])
+@pytest.mark.parametrize("dim", [192, 256])
+@pytest.mark.parametrize("loss", HEAD_OF)
+def test_the_classifier_s_step_is_just_above_its_count(loss, dim, classes, batch):
+    head = Head(classes, dim, loss)
     with torch.device("meta"):
-        classifier, loss = head_modules(HEAD)
-        embeddings = torch.randn(batch, 1, HEAD.embedding_dim, requires_grad=True)
+        classifier, loss = head_modules(head)
+        embeddings = torch.randn(batch, 1, dim, requires_grad=True)
         targets = torch.zeros(batch, 1, dtype=torch.long)
-    assert sum(p.numel() for p in classifier.parameters()) == HEAD.parameters
+    assert sum(p.numel() for p in classifier.parameters()) == head.parameters
     for tensor in (embeddings, classifier.weight):
         tensor.grad = torch.zeros_like(tensor)
     counted = live_bytes_peak(lambda: loss(classifier(embeddings), targets).backward())
-    assert counted <= HEAD.step_bytes(batch) <= 1.05 * counted
+    assert counted <= head.step_bytes(batch) <= 1.05 * counted
+
+
+def test_a_third_of_a_million_classes_take_little_beside_their_weight():
+    head = Head(classes=333_000)
+    # All scores at once take five times the weight: 1,629 MiB.
+    assert head.step_bytes(256) < 1.4 * 4 * head.parameters
+    few, many = (
+        sum(dataclasses.replace(CARD, head=h).fixed_bytes(ROW, 128).values())
+        for h in (HEAD, head)
+    )
+    assert many - few > 3 * 4 * (head.parameters - HEAD.parameters)
+
+
+def test_an_encoder_without_figures_is_counted_and_shows_no_layers(monkeypatch):
+    row = dataclasses.replace(ROW, name="mine", layers=None, parameters=None)
+    monkeypatch.setitem(ARCHITECTURES, "mine", row)
+    (model,) = select(CARD, names=["mine"])
+    assert model.parameters == ROW.parameters
+    assert ModelsReport([model]).text().splitlines()[2].split()[2:4] == ["-", "6.63"]
+    plain = json.loads(ModelsReport([model]).json())["encoders"][0]
+    assert plain["layers"] is None
 
 
 def test_another_length_or_encoder_that_is_advised_fits():

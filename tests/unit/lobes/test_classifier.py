@@ -11,15 +11,16 @@ from speechbrain.nnet.losses import (
 )
 from torch.nn.functional import cosine_similarity
 
+from speechbrain_rev import heads
 from speechbrain_rev.data import SpeakerAugment
+from speechbrain_rev.heads import HEAD_OF, HEADS, HeadRow
 from speechbrain_rev.inference import model_folder
 from speechbrain_rev.inference.export import CardFacts, model_card
 from speechbrain_rev.inference.run_folder import read_objects
 from speechbrain_rev.lobes.classifier import (
-    HEADS,
     AAMSoftmax,
+    ClassScores,
     CosineClassifier,
-    TrainingHead,
     build_classifier,
     build_loss,
     true_speakers,
@@ -27,7 +28,19 @@ from speechbrain_rev.lobes.classifier import (
 from tests.unit.reversible.chains import FLOAT32, each_half
 
 BUILD = "speechbrain_rev.lobes.classifier.build"
-LOSSES = [name for head in HEADS.values() for name in head.losses]
+LOSSES = list(HEAD_OF)
+
+
+def row_of(name, classifier, losses):
+    """A row of classes of this module or of another one."""
+    path = "{0.__module__}:{0.__qualname__}".format
+    return HeadRow(
+        name,
+        path(classifier),
+        {loss: path(kind) for loss, kind in losses.items()},
+        weight_shape=lambda classes, dim: (classes, dim),
+        step_bytes=lambda classes, dim, batch: 4 * classes * (dim + batch),
+    )
 
 
 def batch(*rows, dtype=torch.float32):
@@ -97,9 +110,8 @@ class Averaging(AAMSoftmax):
 def test_a_loss_that_would_have_to_be_trained_or_saved_is_refused(
     monkeypatch, kind, held
 ):
-    monkeypatch.setitem(
-        HEADS, "another", TrainingHead(CosineClassifier, {"held": kind})
-    )
+    row = row_of("another", CosineClassifier, {"held": kind})
+    monkeypatch.setitem(HEAD_OF, "held", row)
     message = (
         rf"loss held \({kind.__name__}\) has {held}, but .* no par.* the classifier"
     )
@@ -119,8 +131,9 @@ class TestAnotherHead:
 
     @pytest.fixture(autouse=True)
     def plain(self, monkeypatch):
-        row = TrainingHead(Plain, {"plain_softmax": AAMSoftmax})
+        row = row_of("plain", Plain, {"plain_softmax": AAMSoftmax})
         monkeypatch.setitem(HEADS, "plain", row)
+        monkeypatch.setitem(HEAD_OF, "plain_softmax", row)
         monkeypatch.setitem(model_folder._HEADS, row.tag, "plain")
         monkeypatch.setattr(model_folder, "_KNOWN", model_folder._KNOWN | {row.tag})
 
@@ -130,7 +143,8 @@ class TestAnotherHead:
         assert type(build_loss("plain_softmax")) is AAMSoftmax
         for name in LOSSES:
             classifier = build_classifier(name, **sizes)
-            assert [p.shape for p in classifier.parameters()] == [(3, 8)]
+            shape = HEAD_OF[name].weight_shape(3, 8)
+            assert [p.shape for p in classifier.parameters()] == [shape]
 
     @pytest.mark.parametrize(
         ("key", "made", "name"),
@@ -176,12 +190,83 @@ def test_a_card_cites_the_paper_of_its_loss_and_of_no_other(loss):
     settings = {"arch": "revnet57", "embedding_dim": 8, "sample_rate": 16000}
     settings |= {} if loss is None else {"loss": loss}
     card = model_card(CardFacts(settings, 10, 2, None, None, None, [], [], "f00d"))
-    kinds = {n: kind for head in HEADS.values() for n, kind in head.losses.items()}
+    kinds = {name: type(build_loss(name)) for name in LOSSES}
     papers = {kind.citation for kind in kinds.values()} - {""}
     expected = {kinds[loss].citation} if loss in kinds else set()
     assert {paper for paper in papers if f"\n- {paper}\n" in card} == expected - {""}
     assert "\n\nFingerprint" in card
     assert "\n\n\nFingerprint" not in card
+
+
+def plain_loss(name, embeddings, weight, targets, margin, scale):
+    """The loss in the precision of its inputs, by a loop over utterances."""
+    cosines = torch.nn.functional.normalize(embeddings, dim=-1) @ (
+        torch.nn.functional.normalize(weight, dim=-1).flatten(0, -2).T
+    )
+    cosines = cosines.unflatten(1, (len(weight), -1)).amax(2)
+    losses = []
+    for row, target in zip(cosines, targets.flatten(), strict=True):
+        logits = list(row)
+        angle = row[target].acos()
+        moved = (angle + margin).cos()
+        if angle > math.pi - margin:
+            moved = row[target] - margin * math.sin(margin)
+        logits[target] = row[target] - margin if name == "am_softmax" else moved
+        if name == "subcenter_aam_softmax":
+            others = [i for i in row.argsort(descending=True).tolist() if i != target]
+            for i in others[:5]:
+                logits[i] = (row[i].acos() - 0.06 * margin / 0.2).cos()
+        logits = scale * torch.stack(logits)
+        losses.append(logits.logsumexp(0) - logits[target])
+    return torch.stack(losses).mean()
+
+
+def in_float64(name, embeddings, weight, targets):
+    leaves = [x.detach().double().requires_grad_() for x in (embeddings, weight)]
+    loss = plain_loss(name, leaves[0].squeeze(1), leaves[1], targets, 0.2, 32.0)
+    return loss.detach(), *torch.autograd.grad(loss, leaves)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("classes", [3, 97])
+@pytest.mark.parametrize("in_parts", [False, True])
+@each_half
+def test_loss_and_gradients_are_a_plain_loops_whatever_autocast_and_parts(
+    name, classes, in_parts, precision, monkeypatch
+):
+    torch.manual_seed(0)
+    embeddings, targets = torch.randn(9, 1, 16), torch.randint(classes, (9, 1))
+    classifier = build_classifier(name, input_size=16, out_neurons=classes)
+    expected = in_float64(name, embeddings, classifier.weight, targets)
+    if in_parts:
+        monkeypatch.setattr(heads, "SCORES_BYTES", 0)
+        # Ten classes of one direction.
+        monkeypatch.setattr(heads, "PART_BYTES", 4 * 16 * 10)
+    loss, x = build_loss(name, margin=0.2), embeddings.requires_grad_()
+    with precision.autocast():
+        scores = classifier(x)
+        assert isinstance(scores, ClassScores) == in_parts
+        value = loss(scores, targets)
+        # A schedule sets the margin of the next step before the backward pass.
+        loss.margin = 0.0
+    value.backward()
+    results = value.detach(), x.grad, classifier.weight.grad
+    for result, exact in zip(results, expected, strict=True):
+        assert result.dtype == torch.float32
+        # Logits up to 32 are rounded, and the root at a cosine of 1 makes it larger.
+        limit = 5e-5 * exact.abs().max().clamp_min(1e-3)
+        assert (result - exact).abs().max() <= limit
+    best = classifier.eval()(embeddings).argmax(-1)
+    assert torch.equal(scores.detach().argmax(-1), best)
+
+
+def test_a_classifier_in_parts_gives_all_scores_in_evaluation(monkeypatch):
+    monkeypatch.setattr(heads, "SCORES_BYTES", 0)
+    classifier = build_classifier("aam_softmax", input_size=16, out_neurons=9)
+    assert isinstance(classifier(torch.randn(4, 1, 16)), ClassScores)
+    assert classifier.eval()(torch.randn(4, 1, 16)).shape == (4, 1, 9)
+    alone = CosineClassifier(16, 9)
+    assert alone(torch.randn(4, 1, 16)).shape == (4, 1, 9)
 
 
 def test_loss_and_gradient_are_finite_at_the_ends_of_the_cosine():

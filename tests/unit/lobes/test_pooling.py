@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from speechbrain_rev.heads import POOLINGS, PoolingRow
 from speechbrain_rev.inference.graph import EmbeddingGraph, exported
 from speechbrain_rev.inference.model_folder import (
     encoder_of,
@@ -13,7 +14,7 @@ from speechbrain_rev.inference.model_folder import (
     read_model_yaml,
 )
 from speechbrain_rev.lobes import inference_form
-from speechbrain_rev.lobes.pooling import POOLINGS, Pooling, StatisticsPooling
+from speechbrain_rev.lobes.pooling import Pooling, StatisticsPooling, build_pooling
 from tests.unit.lobes.encoders import (
     LENGTHS,
     NARROW,
@@ -31,9 +32,11 @@ SCALE = 2.0**10  # of fp16's loss
 
 
 @each_half
-@pytest.mark.parametrize("variance", ["population", "unbiased"])
 @pytest.mark.parametrize("masks", [False, True])
-@pytest.mark.parametrize("name", POOLINGS)
+@pytest.mark.parametrize(
+    ("name", "variance"),
+    [(name, variance) for name, row in POOLINGS.items() for variance in row.variances],
+)
 def test_pooling_and_its_gradient_are_float32s(name, precision, variance, masks):
     # Sums, squares and scaled gradients are above fp16's largest number.
     maps = (torch.randn(2, 3, 4, 500) * 200 + 1000).to(precision.half)
@@ -41,7 +44,7 @@ def test_pooling_and_its_gradient_are_float32s(name, precision, variance, masks)
     mask = (torch.arange(500) < frames).float()[:, None, None, :] if masks else None
     if masks:
         maps *= mask
-    pooling, results = POOLINGS[name](12, variance=variance), []
+    pooling, results = build_pooling(name, 12, variance=variance), []
     for x, autocasts in ((maps.clone(), precision), (maps.float(), FLOAT32)):
         x.requires_grad_()
         with autocasts.autocast():
@@ -63,6 +66,44 @@ def test_statistics_are_mean_and_deviation(variance):
     std = (rows.var(2, correction=correction) + 1e-7).sqrt()
     pooled = StatisticsPooling(12, variance=variance)(None, maps)
     torch.testing.assert_close(pooled, torch.cat([rows.mean(2), std], 1))
+
+
+@pytest.mark.parametrize("frames", [[50, 50], [50, 20]])
+def test_attentive_statistics_are_weighted_by_a_softmax_over_time(frames):
+    torch.manual_seed(0)
+    maps = torch.randn(2, 3, 4, 50, dtype=torch.float64)
+    keep = torch.arange(50) < torch.tensor(frames)[:, None]
+    pooling = build_pooling("attentive", 12, variance="population").double()
+    mask = keep.double()[:, None, None] if frames[1] < 50 else None
+    pooled = pooling(mask, *(maps * keep[:, None, None]).split([1, 2], dim=1))
+    for utterance, x in enumerate(maps.flatten(1, 2)):
+        x = x[:, : frames[utterance]]
+        hidden = (pooling.hidden.weight[:, :, 0] @ x).T + pooling.hidden.bias
+        scores = hidden.tanh() @ pooling.attention.weight[:, :, 0].T
+        weight = (scores + pooling.attention.bias).T.exp()
+        weight /= weight.sum(1, keepdim=True)
+        mean = (weight * x).sum(1)
+        deviation = ((weight * x**2).sum(1) - mean**2 + 1e-7).sqrt()
+        torch.testing.assert_close(pooled[utterance], torch.cat([mean, deviation]))
+
+
+def test_a_variance_that_a_pooling_lacks_is_refused():
+    with pytest.raises(ValueError, match="one of population with pooling attentive"):
+        build_pooling("attentive", 12, variance="unbiased")
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+@pytest.mark.parametrize("encoder", ["resnet34", "revnet57"])
+def test_every_mode_trains_to_the_same_bits(name, encoder):
+    steps = {
+        mode: trained(
+            tiny(encoder, pooling=name, mode=mode, **NARROW), narrow(3), LENGTHS
+        )
+        for mode in ("store", "recompute", "reconstruct")
+        if mode != "reconstruct" or encoder == "revnet57"
+    }
+    for step in steps.values():
+        assert_same_bits(step, steps["store"])
 
 
 @pytest.mark.parametrize("masks", [False, True])
@@ -109,8 +150,6 @@ def test_the_floor_of_the_variance_holds_in_half_precision(precision):
 class Weighted(Pooling):
     """The mean over time, weighted by a number of each row that is trained."""
 
-    statistics = 1
-
     def __init__(self, rows, *, variance):
         super().__init__(rows, variance=variance)
         self.weight = nn.Parameter(torch.linspace(0.5, 2, rows))
@@ -126,7 +165,10 @@ class TestAnotherPooling:
 
     @pytest.fixture(autouse=True)
     def weighted(self, monkeypatch):
-        monkeypatch.setitem(POOLINGS, "weighted", Weighted)
+        row = PoolingRow(
+            "weighted", f"{__name__}:Weighted", statistics=1, variances=("population",)
+        )
+        monkeypatch.setitem(POOLINGS, "weighted", row)
 
     @pytest.mark.parametrize("name", ["resnet34", "df_revnet66"])
     def test_an_encoder_trains_and_embeds_with_it(self, name):
