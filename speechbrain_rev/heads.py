@@ -106,9 +106,10 @@ def _step_bytes(centers: int) -> Callable[[int, int, int], int]:
         embeddings = _FLOAT * batch * dim
         if fits_at_once(centers, classes, dim, batch):
             cosines = _FLOAT * classes * centers * batch
-            copies = 4.02 if centers == 1 else 3.02
-            large = 1.01 * weight + copies * cosines + 1.05 * embeddings
-            return math.ceil(max((5.001 + 2.1 / dim) * weight, large))
+            copies = 4 if centers == 1 else 3
+            large = 1.01 * weight + copies * cosines
+            large += max(0.02 * cosines, 1.05 * embeddings)
+            return math.ceil(max(max(5.01, 5 + 2.1 / dim) * weight, large))
         part = min(classes, classes_at_a_time(centers, dim, batch))
         scores, part_weight = _FLOAT * part * batch, _FLOAT * part * centers * dim
         small = 5.05 * part_weight + 2.05 * scores + 3.05 * embeddings

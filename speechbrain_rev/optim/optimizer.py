@@ -499,6 +499,7 @@ def _public_class(row: OptimizerRow) -> type[_Named]:
     needed = [p for p in common if p.default is inspect.Parameter.empty]
     parameters = [*needed, *options, *of_states]
     start.__name__, start.__qualname__ = "__init__", f"{row.class_name}.__init__"
+    start.__module__ = "speechbrain_rev.optim"
     start.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     lines = []
     for name, option in row.options.items():

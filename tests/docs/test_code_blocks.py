@@ -3,6 +3,8 @@
 import ast
 import gc
 import importlib
+import sys
+import types
 
 import hyperpyyaml
 import pytest
@@ -75,7 +77,9 @@ PLANS = "docs/memory_plans.md"
 def test_python_blocks_run_one_after_the_other(document, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     gc.unfreeze()  # as where the reader runs it
-    names = {}
+    page = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", page)
+    names = vars(page)
     for block in code:
         before = dict(names)
         # Lines of errors are those of the document.
