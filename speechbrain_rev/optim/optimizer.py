@@ -117,8 +117,7 @@ class _Named(torch.optim.Optimizer):
         groups = [{"params": group["params"]} for group in self.param_groups]
         kept = {"keep_32bit": [*self._storage.kept]}
         arguments = kept | self._storing | self._options
-        own = {k: v for k, v in vars(self).items() if k not in _ATTRIBUTES}
-        return _rebuild, (self._public, groups, arguments, saved, own)
+        return _rebuild, (self._public, groups, arguments, saved)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with options of their own or those of the others.
@@ -160,26 +159,17 @@ class _Named(torch.optim.Optimizer):
         super().__setstate__(state)
 
 
-# Attributes that a copy gets otherwise: torch's, and this package's.
-_ATTRIBUTES = {
-    *vars(torch.optim.SGD([torch.empty(0, device="cpu", dtype=torch.float32)])),
-    *("_storing", "_options", "_storage", "_arenas", "_skipped_before"),
-    *("found_inf", "grad_scale"),
-}
-
-
 def _rebuild(
     public: Any,
     groups: Any,
     arguments: Mapping[str, Any],
     saved: dict[str, Any],
-    own: Mapping[str, Any],
 ) -> Any:
-    # A subclass of the user's may have other arguments, and methods that need attributes.
+    # A subclass of the user's may have other arguments, and methods that need attributes;
+    # as in torch, a copy does not have these.
     optimizer = CLASSES[public._row.name](groups, **arguments)
     optimizer.load_state_dict(saved)
     optimizer.__class__ = _computing(public, optimizer._form)
-    vars(optimizer).update(own)
     return optimizer
 
 

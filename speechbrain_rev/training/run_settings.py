@@ -21,9 +21,9 @@ from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.seeding import processes_saved
+from speechbrain_rev.heads import HEAD, HEADS, head_of
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.hparams.document import dump
-from speechbrain_rev.heads import HEAD, HEADS, head_of
 from speechbrain_rev.inference.evaluation import unfinished
 from speechbrain_rev.inference.model_folder import ASSUMED, ENCODER_SETTINGS
 from speechbrain_rev.inference.run_folder import (

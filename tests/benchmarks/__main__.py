@@ -31,6 +31,7 @@ BY_NAME = (
     "inference",
     "deepest",
     "optimizers",
+    "classes",
 )
 CPU_ONLY = (
     "launches",

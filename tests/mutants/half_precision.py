@@ -95,8 +95,8 @@ HALF_PRECISION = [
     ),
     CLASSIFIER_CODE(
         "half: cosines are autocast's",
-        "        with autocast_off(embeddings.device):\n",
-        "        if True:\n",
+        "        with autocast_off(embeddings.device):\n            embeddings, weight",
+        "        if True:\n            embeddings, weight",
         CLASSIFIER_TESTS("under_autocast"),
     ),
     CLASSIFIER_CODE(
@@ -124,5 +124,23 @@ HALF_PRECISION = [
         "lengths.dtype in (torch.float16, torch.bfloat16)",
         "False",
         GEOMETRY_TESTS("no_relative_lengths"),
+    ),
+    CLASSIFIER_CODE(
+        "parts: the target of another part is forgotten",
+        "target_cosines = torch.where(inside, own, target_cosines)",
+        "target_cosines = own",
+        CLASSIFIER_TESTS("plain_loops"),
+    ),
+    CLASSIFIER_CODE(
+        "parts: targets and penalised classes have the slopes of others",
+        "slope.scatter_(1, index, slopes).mul_(grad)",
+        "slope.mul_(grad)",
+        CLASSIFIER_TESTS("plain_loops"),
+    ),
+    CLASSIFIER_CODE(
+        "parts: penalised classes of earlier parts have other numbers",
+        "classes = classes.gather(1, index)",
+        "classes = classes[:, :hardest]",
+        CLASSIFIER_TESTS("plain_loops"),
     ),
 ]

@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from speechbrain_rev import heads
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.catalog import Training, counted_peaks
 from speechbrain_rev.compression import GradientBound, encode
@@ -24,6 +25,7 @@ from tests.benchmarks import (
     __main__,
     budgets,
     capped,
+    classes,
     compiling,
     compressed,
     compressed_bounds,
@@ -419,6 +421,7 @@ SMALL = {
     ),
     scoring_at_scale: ([SCORING], None),
     joined: ([joined.Setting(("resnet34",), batch=2)], None),
+    classes: ([((300, 4),), 2], None),
     ranges: ([], None),
     rounding: ([], None),
     optimizers: (
@@ -448,6 +451,8 @@ def test_a_small_run_has_a_ratio_to_its_baseline(module, monkeypatch, tmp_path):
     few = dict(list(rounding.NETWORKS.items())[:1])
     monkeypatch.setattr(rounding, "NETWORKS", few)
     given, baseline = SMALL[module]
+    if module is classes:
+        monkeypatch.setattr(heads, "SCORES_BYTES", 0)
     if module is optimizers:
         monkeypatch.setenv(speech.FOLDER, str(minivox(tmp_path)))
     result = module.run(CPU, *given)

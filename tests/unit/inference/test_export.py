@@ -280,7 +280,10 @@ HIGH = replace(RESULTS, "4.5", '"high"')
         (ONE, "top_n is 1, but the cohort has"),
         (HIGH, r"results\.json is not what .*score\.py"),
         (damaged_classifier, r"classifier\.ckpt is damaged"),
-        (other_classifier, "embeddings of 8 numbers, but embedding_dim is 16"),
+        (
+            other_classifier,
+            r"holds {'weight': \[9, 8\]}, but a classifier of head cosine",
+        ),
         (replace(f"save/{LABELS}", "=> 1", "=> 7"), r"line 2: .* next speaker, 1"),
         (changed_since(LABELS), r"label_encoder\.txt is not as it was written"),
         (changed_since("prepared.json"), r"prepared\.json is not as it was written"),

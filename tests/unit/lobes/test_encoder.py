@@ -309,7 +309,7 @@ def test_modes_are_set_by_name_and_the_rest_stays():
         ("revnet57", {"widths": (8.0, 8, 8, 8)}, "takes whole numbers"),
         ("revnet57", {"pooling_variance": "sample"}, "population, unbiased"),
         ("revnet57", {"blocks": (1, -1, 1, 1)}, "1 in all"),
-        ("revnet57", {"streams": "half"}, "formats are 'float'"),
+        ("revnet57", {"streams": "half"}, "formats are 'exact'"),
         ("revnet57", {"compression": 0.1}, "compression is 0.1; give an ActivationC"),
         ("revnet57", {"pooling": "mean"}, f"one of {', '.join(POOLINGS)}, but is 'me"),
         ("resnet34", {"chunk": 800_000}, "works on all channels at once"),

@@ -117,7 +117,6 @@ def test_a_copy_goes_on_as_the_optimizer_would_and_leaves_it_alone(
     optimizer.param_groups[0]["lr"] = 0.05
     before = copy.deepcopy([optimizer.state_dict(), trained])
     copied_weights, copied = duplicate((trained, optimizer))
-    assert getattr(copied, "rate", None) == getattr(optimizer, "rate", None)
     assert type(copied) is type(optimizer)
     assert isinstance(copied, made)
     went_on = after_steps(copied, (7, 8))

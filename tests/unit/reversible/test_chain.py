@@ -466,7 +466,7 @@ def to_half(dtype=torch.bfloat16, device="cpu"):
             "'keep'; the modes are 'store', 'reconstruct', 'rec",
         ),
         (of_settings(mode=["store"]), "1 modes were given for 2 blocks"),
-        (of_settings(streams="double"), "'double'; the formats are 'float', 'exact'"),
+        (of_settings(streams="double"), "'double'; the formats are 'exact', 'float'"),
         (of_settings(chunk=0), "chunk is 0; it must be None or at least 1"),
         (of_settings(verify="shout"), "'warn', 'raise', or None"),
         (of_settings(verify_every=0), "verify_every is 0.* at least 1"),

@@ -25,6 +25,7 @@ STEP, LIMIT = 1 / EXACT.steps, EXACT.limit
 INF, NAN = float("inf"), float("nan")
 CHANNELS_LAST = torch.channels_last
 LAYOUTS = [torch.contiguous_format, CHANNELS_LAST]
+NAMES = {form: name for name, form in FORMATS.items()}
 each_format = pytest.mark.parametrize("stream_format", FORMATS.values(), ids=FORMATS)
 each_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
@@ -86,7 +87,7 @@ def test_a_residual_function_sees_one_layout_in_both_runs(stream_format, layout)
         return (self.weight * x.sin()).contiguous(memory_format=LAYOUTS[not last])
 
     blocks = [AdditiveCoupling(reordered(), reordered()) for _ in range(2)]
-    chain = ReversibleChain(blocks, streams=stream_format.name, verify="raise")
+    chain = ReversibleChain(blocks, streams=NAMES[stream_format], verify="raise")
     x1, x2 = (x.contiguous(memory_format=layout) for x in torch.randn(2, 2, 3, 5, 7))
     torch.add(*chain(x1, x2.requires_grad_())).sum().backward()
     chain.check_streams()
