@@ -59,7 +59,6 @@ from speechbrain_rev.planner.timing import (
     uniform_modes,
 )
 from speechbrain_rev.planner.trace import trace_bytes
-from speechbrain_rev.reversible.compiled import backend_of, compile_pieces
 from speechbrain_rev.sizes import EXAMPLES, parse_size
 from speechbrain_rev.speed import Speed, Work
 
@@ -223,8 +222,7 @@ def shallow(encoder: SpeakerEncoder) -> SpeakerEncoder:
     settings = settings_of(encoder)
     small = build_encoder(row.name, blocks=blocks, **settings)
     small.set_channels(encoder.channels)
-    backend = backend_of(encoder)
-    return small if backend is None else compile_pieces(small, backend)
+    return small
 
 
 def channels_to_try(
@@ -406,7 +404,6 @@ class TrainingStep:
         return {
             "encoder": encoder.architecture.name,
             **{name: str(value) for name, value in settings.items()},
-            "compiled": str(backend_of(encoder)),
             "classifier": f"{type(self.classifier).__name__} {shapes}",
             "loss": type(self.loss).__name__,
             "batch": str(self.batch),

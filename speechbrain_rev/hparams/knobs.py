@@ -328,7 +328,6 @@ KNOBS = {
     ),
     "cudnn_benchmark": _switch("ours, for equal bits in every mode"),
     "cudnn_deterministic": _switch("ours, for equal bits in every mode"),
-    "compile": _switch("ours, by the benchmark compiling; the knob is SpeechBrain's"),
     "verify": Knob("str", "ours", null=True, one_of=("warn", "raise")),
     "sync_batchnorm": _switch("ours; the paper states nothing"),
     "zero_init_residual": _switch(
@@ -448,7 +447,6 @@ MOST_USED = (
     "max_gradient_error",
     "plan_file",
     "precision",
-    "compile",
     "streams",
     "verify",
     "ckpt_interval_steps",

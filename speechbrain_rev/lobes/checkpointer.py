@@ -35,7 +35,6 @@ from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
 from speechbrain_rev.lobes.geometry import AUTO, channels_by_level
 from speechbrain_rev.processes import gathered, process_rank
-from speechbrain_rev.reversible.compiled import backend_of
 from speechbrain_rev.whole_files import (
     SUMS,
     check_sum,
@@ -547,7 +546,7 @@ class KeptArithmetic:
         Raises
         ------
         ValueError
-            If a chunk is fixed and is another, or the memory format or the compiler is.
+            If a chunk is fixed and is another, or the memory format is.
         """
         newest = checkpointer.find_checkpoint()
         if newest is None:
@@ -562,15 +561,6 @@ class KeptArithmetic:
                 f"This run began with memory_format: {kept['memory_format']}, and now it is "
                 f"{layout}: gradients would be added up in another order. Give "
                 f"memory_format={kept['memory_format']}, or another output_folder."
-            )
-        began, now = (
-            str(backend is not None).lower()
-            for backend in (kept["compiled_with"], backend_of(self._encoder))
-        )
-        if began != now:
-            raise ValueError(
-                f"This run began with compile: {began}, and compile is now {now}: last bits "
-                f"would be others. Give compile: {began}, or another output_folder."
             )
         channels = kept["channels"]
         if channels is not None:
@@ -592,7 +582,6 @@ class KeptArithmetic:
         return {
             "channels": self._encoder.channels,
             "memory_format": self._encoder.memory_format,
-            "compiled_with": backend_of(self._encoder),
         }
 
     @mark_as_saver
@@ -608,12 +597,14 @@ class KeptArithmetic:
 def _read_arithmetic(path: str | Path) -> dict[str, Any]:
     """Read what was kept; version 0.1.0 kept a list of channels and nothing else."""
     kept = json.loads(Path(path).read_text(encoding="utf-8"))
-    return _no_arithmetic() | (kept if isinstance(kept, dict) else {"channels": kept})
+    if not isinstance(kept, dict):
+        kept = {"channels": kept}
+    return {name: kept.get(name, value) for name, value in _no_arithmetic().items()}
 
 
 def _no_arithmetic() -> dict[str, Any]:
     """Give what is known of a run that kept nothing."""
-    return {"channels": None, "memory_format": "contiguous", "compiled_with": None}
+    return {"channels": None, "memory_format": "contiguous"}
 
 
 def is_end_of_epoch(checkpoint: Checkpoint) -> bool:

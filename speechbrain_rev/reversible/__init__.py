@@ -2,7 +2,6 @@
 
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.reversible.chain import ReversibleChain
-from speechbrain_rev.reversible.compiled import compile_pieces
 from speechbrain_rev.reversible.flags import cudnn_flags
 from speechbrain_rev.reversible.monitor import StreamError, StreamWarning
 from speechbrain_rev.reversible.recompute import Recompute
@@ -16,7 +15,6 @@ __all__ = [
     "ReversibleChain",
     "StreamError",
     "StreamWarning",
-    "compile_pieces",
     "cudnn_flags",
     "recompute_blocks",
 ]

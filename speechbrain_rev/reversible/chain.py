@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
@@ -13,11 +14,6 @@ from torch import Tensor, nn
 
 from speechbrain_rev.compression.activations import ActivationCompression
 from speechbrain_rev.modes import Mode, as_mode, is_lossless
-from speechbrain_rev.reversible.compiled import (
-    NOT_COMPILED,
-    CompileWarning,
-    refuse_compiled,
-)
 from speechbrain_rev.reversible.flags import Flags
 from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_end
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
@@ -108,9 +104,6 @@ class ReversibleChain(nn.Module):
     >>> chain.blocks[0].f[0].weight.grad.shape
     torch.Size([4, 4])
     """
-
-    #: The compiler of what adds to the streams, as ``compile_pieces`` chose it.
-    compiled_with: str | None = None
 
     def __init__(
         self,
@@ -260,13 +253,12 @@ class ReversibleChain(nn.Module):
         """
         if torch.compiler.is_compiling():
             # The compiler takes values for constants of the graph: wrong gradients.
-            # ``compile_pieces`` compiles what can be.
             eager = torch.compiler.disable(self._uncompiled_step)
             return cast(Streams, eager(halves, mask))
         refuse_transforms()
         x2, x1 = halves.pop(), halves.pop()
         self._check_run(x1, mask)
-        format = as_format(self.format_name, self.compiled_with)
+        format = as_format(self.format_name)
         notes = self.monitor.begin(1 + 2 * len(self.blocks), format.limit, x1.device)
         before = None if notes.largest is None else KeptBuffers(self.blocks)
         # Reconstruction writes to the values that it is given.
@@ -286,10 +278,9 @@ class ReversibleChain(nn.Module):
         return streams._replace(validity=validity)
 
     def _uncompiled_step(self, halves: list[Tensor], mask: Tensor | None) -> Streams:
-        """Run the chain where a compiler was to, and warn if nothing of it is compiled."""
-        if self.compiled_with is None:
-            # Python shows the same words once.
-            warnings.warn(NOT_COMPILED, CompileWarning, stacklevel=1)
+        """Run the chain where a compiler was to, and warn that nothing is compiled."""
+        # Python shows the same words once.
+        warnings.warn(_NOT_COMPILED, CompileWarning, stacklevel=1)
         return self.train_step(halves, mask)
 
     def _advance(
@@ -341,7 +332,7 @@ class ReversibleChain(nn.Module):
                 f"{len(self.modes)}. Call set_mode after adding or removing blocks."
             )
         if math.isfinite(as_format(self.format_name).limit):
-            refuse_compiled(
+            _refuse_compiled(
                 (f"blocks.{name}", module)
                 for name, module in self.blocks.named_modules()
                 if name.count(".")
@@ -355,6 +346,44 @@ class ReversibleChain(nn.Module):
                 "and G by itself. Put them on the coupling's f and g.",
                 stacklevel=3,
             )
+
+
+_NOT_COMPILED = (
+    "torch.compile was given a network with a ReversibleChain. In training the chain runs "
+    "as without torch.compile, and is no faster; in evaluation it is compiled."
+)
+
+
+class CompileWarning(UserWarning):
+    """A chain trains in a network that was given to torch.compile, and is not compiled."""
+
+
+def _refuse_compiled(modules: Iterable[tuple[str, nn.Module]]) -> None:
+    """Refuse compiled modules in residual functions whose bits must be equal twice.
+
+    With and without a graph the compiler makes two programs of one module; inductor's
+    were seen to differ in the last bit of SiLU and GELU.
+    """
+    for name, module in modules:
+        if _is_compiled(module):
+            raise ValueError(
+                f"{name} ({type(module).__name__}) was given to torch.compile, which "
+                "makes one program for a run without a graph and another for a run "
+                "with one: exact streams cannot promise equal bits. Leave it uncompiled, "
+                "or use streams='float', or mode='store' for this block."
+            )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    if module._compiled_call_impl is not None:
+        return True
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # imported by torch.compile
+    if dynamo is None:
+        return False
+    forward = module.forward
+    wrapped = hasattr(forward, "_torchdynamo_orig_callable")
+    disabled = getattr(forward, "_torchdynamo_disable", False)
+    return isinstance(module, dynamo.OptimizedModule) or (wrapped and not disabled)
 
 
 def _half_under_autocast(x: Tensor) -> bool:

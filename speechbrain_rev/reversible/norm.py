@@ -31,7 +31,6 @@ from speechbrain_rev.compression.activations import is_compressing
 from speechbrain_rev.compression.layers import Kind, layer_function
 from speechbrain_rev.kernels import norm as kernels
 from speechbrain_rev.kernels.fixed_point import format_of
-from speechbrain_rev.reversible import compiled
 from speechbrain_rev.reversible.replay import (
     autocast_off,
     batch_statistics,
@@ -67,8 +66,6 @@ class BatchNorm(nn.Module):
     #: A first run writes to the buffers and does not read them, a second one does neither
     #: (see ``replay``); said of this very class, for a subclass may do otherwise.
     only_writes_once = True
-    #: The compiler of the normalisation, as ``compile_pieces`` chose it.
-    compiled_with: str | None = None
 
     weight: nn.Parameter
     bias: nn.Parameter
@@ -139,17 +136,15 @@ class BatchNorm(nn.Module):
             x = x.contiguous(memory_format=torch.channels_last)
         statistics = batch_statistics(lambda: self._measure(x.detach(), mask))
         y = _normalised(x, self.weight, self.bias, statistics, mask, self, fused)
-        # Compiled and in a kernel, both are one pass over memory; else ReLU is autograd's
-        # own, which frees the gradient that it is given before that of the normalisation
-        # begins.
-        apart = self.relu and self.compiled_with is None and not fused
+        # In a kernel both are one pass over memory; else ReLU is autograd's own, which frees
+        # the gradient that it is given before that of the normalisation begins.
+        apart = self.relu and not fused
         return F.relu_(y) if apart else y
 
     def _is_fused(self, x: Tensor, mask: Tensor | None) -> bool:
         """Whether a kernel normalises: in all runs of one input or in none."""
         return (
-            self.compiled_with is None
-            and mask is None
+            mask is None
             and self._processes() == 1
             and _has_kernels(x)
             and self.weight.dtype is self.bias.dtype is torch.float32
@@ -378,12 +373,12 @@ class _Normalise(torch.autograd.Function):
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         y = torch.empty_like(x)
-        relu = norm.relu and (fused or norm.compiled_with is not None)
+        relu = norm.relu and fused
         vectors = [weight, bias, *statistics[:2]]
         if fused:
             kernels.normalise(y, x, *vectors, relu=relu)
         else:
-            _run(norm.compiled_with, y, x, vectors, relu)
+            normalise(y, x, *vectors, relu=relu)
         if mask is not None:
             y.mul_(mask.to(y.dtype))
         ctx.statistics, ctx.mask, ctx.eps = statistics, mask, norm.eps
@@ -422,23 +417,6 @@ class _Normalise(torch.autograd.Function):
             backward = kernels.normalise_backward if fused else normalise_backward
             grads = backward(grad, x, y, weight, bias, mean, inverse_std, relu=ctx.relu)
         return *grads, None, None, None, None
-
-
-#: Of what is normalised, and of the vectors: see ``compiled.by_channel``.
-_AXES = ("rct1", "rct1", "c", "c", "c", "c")
-
-
-def _run(
-    backend: str | None, y: Tensor, x: Tensor, vectors: list[Tensor], relu: bool
-) -> None:
-    """Normalise, compiled if that was chosen and can be."""
-    if backend is not None and compiled.can_be_compiled(x):
-        rows, of_x = compiled.by_channel(y), compiled.by_channel(x)
-        if rows is not None and of_x is not None and y.stride() == x.stride():
-            given = [rows, of_x, *vectors]
-            compiled.run(backend, normalise, _AXES, given, relu=relu)
-            return
-    normalise(y, x, *vectors, relu=relu)
 
 
 def _has_kernels(x: Tensor) -> bool:

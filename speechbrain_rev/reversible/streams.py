@@ -30,7 +30,6 @@ from speechbrain_rev.kernels import fixed_point as kernels
 from speechbrain_rev.kernels.fixed_point import format_of, is_dense
 from speechbrain_rev.modes import STREAMS
 from speechbrain_rev.reversible import fixed_point as reference
-from speechbrain_rev.reversible.compiled import FixedPoint
 
 
 class StreamFormat:
@@ -130,18 +129,10 @@ class ExactFormat(StreamFormat):
     have a sum that cannot wrap around, so a look at each number that is added and at
     each sum is enough to see every overflow. A stream of 128 or more has coarser steps
     in float32; the rounding of half-precision residuals is coarser from 2**-7 on.
-
-    Parameters
-    ----------
-    backend : str or None
-        Who compiles the adding of residuals, where no kernel of ours does it.
     """
 
     steps = 2.0**16
     limit = 2.0**14
-
-    def __init__(self, backend: str | None = None) -> None:
-        self.backend = backend
 
     def encode(self, x: Tensor, largest: Tensor | None) -> Tensor:
         """Round floats to the nearest step, halves to the even one."""
@@ -166,7 +157,7 @@ class ExactFormat(StreamFormat):
         reuse: bool = False,
     ) -> Tensor:
         """Add rounded residuals, one after the other."""
-        arithmetic = _arithmetic(residuals[0], value, self.backend)
+        arithmetic = _arithmetic(residuals[0], value)
         return arithmetic.add(value, residuals, self.steps, largest, out, floats, reuse)
 
     def subtract(
@@ -178,7 +169,7 @@ class ExactFormat(StreamFormat):
         reuse: bool = False,
     ) -> Tensor:
         """Subtract a rounded residual: the exact inverse of ``add``."""
-        arithmetic = _arithmetic(f, value, self.backend)
+        arithmetic = _arithmetic(f, value)
         return arithmetic.subtract(value, f, self.steps, out, reuse)
 
     def place_of_floats(self, value: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -191,15 +182,13 @@ FORMATS: dict[str, StreamFormat] = {
 }
 
 
-def as_format(streams: str, backend: str | None = None) -> StreamFormat:
+def as_format(streams: str) -> StreamFormat:
     """Look a stream format up by its name.
 
     Parameters
     ----------
     streams : str
         The name.
-    backend : str or None
-        Who compiles its arithmetic, if that pays: floats are added by one operation.
 
     Raises
     ------
@@ -211,19 +200,10 @@ def as_format(streams: str, backend: str | None = None) -> StreamFormat:
             f"There is no stream format {streams!r}; the formats are "
             f"{', '.join(map(repr, FORMATS))}."
         )
-    if isinstance(FORMATS[streams], ExactFormat) and backend is not None:
-        return _compiled_exact(backend)
     return FORMATS[streams]
 
 
-@functools.cache
-def _compiled_exact(backend: str) -> ExactFormat:
-    return ExactFormat(backend)
-
-
-def _arithmetic(
-    x: Tensor, value: Tensor | None = None, backend: str | None = None
-) -> Any:
+def _arithmetic(x: Tensor, value: Tensor | None = None) -> Any:
     """Choose what computes on a tensor, and on a stream's value beside it."""
     fused = (
         x.is_cuda
@@ -232,9 +212,7 @@ def _arithmetic(
         and (value is None or is_dense(value))
         and kernels.usable(x.device, x.dtype)
     )
-    if fused:
-        return kernels
-    return reference if backend is None or x.is_cuda else FixedPoint(backend)
+    return kernels if fused else reference
 
 
 def _eager(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,7 +28,6 @@ from torch import Tensor
 from speechbrain_rev.compression import ActivationCompression
 from speechbrain_rev.data import ChunkBatch, ChunkDataset, EpochBatchSampler
 from speechbrain_rev.processes import gathered
-from speechbrain_rev.reversible.compiled import compile_pieces, compiling
 from speechbrain_rev.whole_files import write_whole
 
 SKIPPED = "skipped.jsonl"
@@ -132,8 +131,7 @@ class CheckedSteps(sb.Brain):
     cannot be read are counted and listed; more than ``max_unread`` end the training, too.
     Gradients of all parameters are clipped together, those of every group of the
     optimizer. SpeechBrain's ``skip_nonfinite_grads`` and ``freeze_optimizers`` have no
-    effect. With ``compile``, the pieces of ``embedding_model`` are compiled by
-    ``compile_pieces``, and no module as a whole.
+    effect; ``compile`` is refused.
 
     Counts are summed over the processes with each batch, so that all of them skip, and
     end, together.
@@ -160,17 +158,14 @@ class CheckedSteps(sb.Brain):
     saved_buffers: tuple[tuple[Tensor, Tensor], ...] = ()
     #: SpeechBrain's option: of hparams or of the command line.
     compile: bool
-    #: Pieces that this process has compiled, and seconds, as the log has them; None where
-    #: nothing is compiled.
-    compiled: tuple[int, float] | None = None
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         if self.compile:
-            compile_pieces(self.modules.embedding_model)
-            self.compiled = compiling()
-        # Of SpeechBrain, which would compile whole modules.
-        self.compile = False
+            raise ValueError(
+                "compile would give whole modules to torch.compile, which trains chains and "
+                "recomputed blocks no faster. Leave it out."
+            )
 
     def on_fit_start(self) -> None:
         """Build, recover, and drop lines about steps that are taken again."""
@@ -188,21 +183,8 @@ class CheckedSteps(sb.Brain):
             self.save_buffers()
         self.pending = (*self.pending, self.step)
         super().fit_batch(batch)
-        self.report_compiling()
         self.count(batch.unread)
         return torch.tensor(self.mean_loss, dtype=torch.float32)
-
-    def report_compiling(self) -> None:
-        """Log how long compiling took, once a plan or steps have compiled something."""
-        before, now = self.compiled, compiling()
-        if before is None or before == now:
-            return
-        self.compiled = now
-        pieces, seconds = now[0] - before[0], now[1] - before[1]
-        if if_main_process():
-            logger.info(
-                f"compile: compiling {pieces} pieces of the encoder took {seconds:.0f} s"
-            )
 
     def count(self, unread: Sequence[tuple[str, str]]) -> None:
         """Sum the results of a batch; end the training if too many files are unread.

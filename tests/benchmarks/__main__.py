@@ -22,7 +22,6 @@ BY_NAME = (
     "angles",
     "budgets",
     "capped",
-    "compiling",
     "ranges",
     "rounding",
     "users",

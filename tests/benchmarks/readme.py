@@ -79,7 +79,6 @@ CAPTIONS = {
     "layers.",
     "joined": "MiB: memory per 2 s utterance. Batch: largest that fits an 11 GB GPU.\n"
     "Step time: estimated, over that of storing every block.",
-    "compiling": "Time and peak of a step, over those of the same mode not compiled.",
     "deepest": "Batch: largest that fits an 11 GB GPU with a plan. Last column: seconds of a "
     "reconstructed step\nover those of a stored one.",
     "paper": "Memory per 2 s utterance, reconstructed. Float and exact: the streams. The last "
@@ -209,14 +208,6 @@ COLUMNS = {
         "allocated MiB": "{allocated MiB:.0f}",
         "of stored ": "{of the baseline's allocated:.2f}",
         "times the stored step": "{times the baseline:.2f}",
-    },
-    "compiling": {
-        "encoder": "{encoder}",
-        "way": "{way}",
-        "times the step": "{times the baseline:.2f}",
-        "times the peak": "{of the baseline's peak:.2f}",
-        "start-up, s": "{start-up s:.0f}",
-        "start-up, steps": "{start-up, steps:.0f}",
     },
     "joined": {
         "encoder": "{encoder}",
@@ -688,7 +679,6 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     },
     DOCS / "reversible_training.md": {
         "modes": modes,
-        "compiling": partial(columns_of, "compiling"),
         "deepest": partial(columns_of, "deepest"),
     },
     DOCS / "comparisons.md": {

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import sys
@@ -26,7 +25,6 @@ from tests.benchmarks import (
     budgets,
     capped,
     classes,
-    compiling,
     compressed,
     compressed_bounds,
     compressed_targets,
@@ -462,27 +460,6 @@ def test_a_small_run_has_a_ratio_to_its_baseline(module, monkeypatch, tmp_path):
     if hasattr(module, "draw"):
         module.draw(result, tmp_path / "picture.png")
     assert result.table().count("\n") == len(result.rows) + 1
-
-
-@pytest.mark.slow
-def test_compiled_steps_are_beside_those_of_python_in_each_mode():
-    size = {"widths": [8] * 4, "blocks": [1] * 4}
-    small = {"backend": "aot_eager", "batch": 2, "frames": 24, "repeats": 2, **size}
-    result = compiling.run(CPU, ["revnet57"], **small)
-    assert [row["times the baseline"] == 1.0 for row in result.rows] == [1, 0, 1, 0]
-    for row in result.rows:
-        assert (row["start-up, steps"] > 1) == row["way"].endswith("compiled")
-
-
-def test_compiled_steps_of_other_bits_have_no_figures(monkeypatch):
-    shifts = itertools.count()
-
-    def differently(encoder, backend):
-        encoder.fc.weight.data += next(shifts)
-
-    monkeypatch.setattr(compiling, "compile_pieces", differently)
-    with pytest.raises(NotEqual, match="Compiled, mode reconstruct of revnet57"):
-        compiling.run(CPU, ["revnet57"])
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ PUBLIC = {
     },
     "reversible": {
         "AdditiveCoupling", "Mode", "Recompute", "ReversibleChain", "StreamError",
-        "StreamWarning", "compile_pieces", "cudnn_flags", "recompute_blocks",
+        "StreamWarning", "cudnn_flags", "recompute_blocks",
     },
     "scoring": {
         "MEASURES", "BootstrapRates", "DetCurve", "Measure", "RateDifference", "RateOverSeeds", "SeedRates", "Trials",

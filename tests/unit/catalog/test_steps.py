@@ -33,7 +33,6 @@ from speechbrain_rev.planner.memory import SHARE, live_bytes_peak
 from speechbrain_rev.planner.plan import choose
 from speechbrain_rev.planner.profile import BlockProfile
 from speechbrain_rev.planner.profiling import stored_bytes
-from speechbrain_rev.reversible import compile_pieces
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.sizes import GIB
 
@@ -149,14 +148,6 @@ def test_processes_that_share_statistics_are_named_and_not_waited_for(monkeypatc
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
     assert step.about()["sync_batchnorm"] == "3 processes"
     assert step_of().about()["sync_batchnorm"] == "False"
-
-
-def test_compiled_pieces_are_profiled_as_such():
-    encoder = compile_pieces(build_encoder("revnet57", **TINY), "aot_eager")
-    assert step_of(encoder=encoder).about()["compiled"] == "aot_eager"
-    small = shallow(encoder).stages[0].chain.modules()
-    backends = {getattr(m, "compiled_with", "aot_eager") for m in small}
-    assert backends == {"aot_eager"}
 
 
 def test_times_of_as_many_as_fit_are_scaled_to_the_batch(monkeypatch, own_profiles):

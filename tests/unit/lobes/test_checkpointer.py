@@ -31,7 +31,6 @@ from speechbrain_rev.lobes.checkpointer import (
     verify_checkpoint,
 )
 from speechbrain_rev.lobes.classifier import CosineClassifier
-from speechbrain_rev.reversible import compile_pieces
 from tests.unit.lobes.encoders import NARROW, tiny
 
 
@@ -321,34 +320,6 @@ def test_channels_that_an_earlier_version_kept_are_of_contiguous_maps(tmp_path):
             continue
         with pytest.raises(AssertionError):
             kept._load(file, end_of_epoch=True)
-
-
-@pytest.mark.parametrize("began", ["0.1.0", False, True])
-def test_a_run_goes_on_compiled_only_if_it_began_so(began, tmp_path, monkeypatch):
-    def start(compile):
-        encoder = tiny("revnet57", **NARROW)
-        compile_pieces(encoder, "inductor" if compile else None)
-        kept, checkpointer = KeptArithmetic(encoder), WholeCheckpointer(tmp_path)
-        checkpointer.add_recoverable(CHANNELS, kept, optional_load=True)
-        return kept, checkpointer
-
-    kept, checkpointer = start(began is True)
-    if began == "0.1.0":
-        # A list of channels and nothing else.
-        listed = kept._encoder.channels
-        monkeypatch.setattr(KeptArithmetic, "_arithmetic", lambda self: listed)
-    checkpointer.save_checkpoint()
-    monkeypatch.undo()
-    kept, checkpointer = start(began is True)
-    assert kept.restore(checkpointer, chosen=True)
-    checkpointer.recover_if_possible()
-    kept, checkpointer = start(began is not True)
-    was, now = ("true", "false") if began is True else ("false", "true")
-    message = (
-        rf"began with compile: {was}, and compile is now {now}.*Give compile: {was}"
-    )
-    with pytest.raises(ValueError, match=message):
-        kept.restore(checkpointer, chosen=True)
 
 
 def test_before_the_first_checkpoint_channels_are_free(tmp_path):

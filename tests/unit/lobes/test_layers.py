@@ -17,7 +17,7 @@ from speechbrain_rev.reversible import (
     flags,
     recompute_blocks,
 )
-from speechbrain_rev.reversible.compiled import CompileWarning
+from speechbrain_rev.reversible.chain import CompileWarning
 from tests.unit.lobes.encoders import (
     CHUNKED,
     REVERSIBLE,

@@ -8,7 +8,6 @@ import torch
 
 from speechbrain_rev.compression import ActivationCompression
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.reversible.compiled import backend_of
 from speechbrain_rev.training import Tally
 from speechbrain_rev.training.steps import drop_later_lines
 from tests.unit.training.conftest import NoiseBrain
@@ -40,21 +39,11 @@ def test_bad_batches_cost_their_step_and_nothing_else(
     assert all(set(one["utterances"]) <= known for one in skips)
 
 
-def test_compile_compiles_pieces_of_the_encoder_and_no_module_as_a_whole(noise_run):
-    class Encoded(NoiseBrain):
-        def __init__(self, modules, *arguments, **keywords):
-            encoder = build_encoder("revnet57", widths=(8,) * 4, blocks=(1,) * 4)
-            modules["embedding_model"] = encoder
-            super().__init__(modules, *arguments, **keywords)
-
-    for compile in (False, True):
-        brain = noise_run(Encoded, compile=compile)
-        encoder = brain.modules.embedding_model
-        assert backend_of(encoder) == ("inductor" if compile else None)
-        brain._compile()
-        assert brain.modules.embedding_model is encoder
-    with pytest.raises(ValueError, match="no chain and no normalisation"):
-        noise_run(compile=True)
+def test_compile_is_refused(noise_run):
+    with pytest.raises(
+        ValueError, match="trains chains and recomputed blocks no faster"
+    ):
+        noise_run(NoiseBrain, compile=True)
 
 
 def test_weights_and_statistics_are_those_before_the_step(train):
