@@ -460,7 +460,7 @@ class SpeakerEncoder(nn.Module):
             If the input has not the shape that the encoder was built for, or lengths
             are not relative.
         """
-        check_input(self.architecture.name, self.geometry, feats, lengths)
+        lengths = check_input(self.architecture.name, self.geometry, feats, lengths)
         if torch._C._is_tracing() and (
             lengths is not None or self.training or self.geometry.rearranges
         ):

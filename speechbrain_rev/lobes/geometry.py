@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +19,8 @@ _FRAMES = 200
 
 
 def check_input(
-    name: str, geometry: EncoderGeometry, feats: Tensor, lengths: Tensor | None
-) -> None:
+    name: str, geometry: EncoderGeometry, feats: Tensor, lengths: Any
+) -> Tensor | None:
     """Refuse what is no batch of filterbanks.
 
     Parameters
@@ -30,8 +31,13 @@ def check_input(
         The encoder's mel bands and strides.
     feats : torch.Tensor, [batch, time, n_mels]
         Filterbanks.
-    lengths : torch.Tensor, [batch], or None
+    lengths : array-like, [batch], or None
         Relative lengths. Those on a GPU are not looked at.
+
+    Returns
+    -------
+    torch.Tensor, [batch], or None
+        The lengths.
 
     Raises
     ------
@@ -71,19 +77,23 @@ def check_input(
             f"{name} needs at least {min_frames} frames, but got "
             f"{list(feats.shape)} as {expected}. Pass longer utterances."
         )
-    if lengths is not None and lengths.dtype in (torch.float16, torch.bfloat16):
+    if lengths is None:
+        return None
+    if not isinstance(lengths, Tensor):
+        lengths = torch.as_tensor(lengths, dtype=torch.float32)
+    if lengths.dtype in (torch.float16, torch.bfloat16):
         raise ValueError(
             f"lengths are {lengths.dtype}, which cannot distinguish the frames of "
             "longer utterances: bfloat16 is off by one from 257 frames on, float16 from "
             "2,049 on. Compute and pass them in float32."
         )
-    if lengths is not None and lengths.shape != feats.shape[:1]:
+    if lengths.shape != feats.shape[:1]:
         raise ValueError(
             f"lengths must be relative, one for each utterance: [{feats.shape[0]}], "
             f"but got {list(lengths.shape)}."
         )
     # A look at lengths on a GPU would wait for it; there they become NaN instead.
-    if lengths is not None and lengths.device.type == "cpu":
+    if lengths.device.type == "cpu":
         wrong = lengths[~plausible(lengths)]
         if len(wrong):
             raise ValueError(
@@ -91,6 +101,7 @@ def check_input(
                 f"but one is {float(wrong[0])}. Divide numbers of frames by "
                 f"feats.shape[1], {feats.shape[1]}."
             )
+    return lengths
 
 
 def plausible(lengths: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class InferenceEncoder(nn.Module):
         ValueError
             As ``SpeakerEncoder`` does.
         """
-        check_input(self.architecture.name, self.geometry, feats, lengths)
+        lengths = check_input(self.architecture.name, self.geometry, feats, lengths)
         return self.embed(feats, lengths)
 
     def embed(self, feats: Tensor, lengths: Tensor | None) -> Tensor:

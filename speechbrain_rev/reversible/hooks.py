@@ -371,9 +371,13 @@ def _owners_of(x: Any, known: list[Any]) -> list[Any]:
 def _leads_to(x: Any, nodes: set[Node]) -> bool:
     """Whether an object is a tensor whose graph leads back to one of some nodes."""
     # A weak proxy of what is gone cannot be asked what it is.
-    if not (issubclass(type(x), Tensor) and x.grad_fn is not None):
+    if not issubclass(type(x), Tensor):
         return False
-    left, seen = [x.grad_fn], set[Node]()
+    try:
+        first = x.grad_fn
+    except RuntimeError:  # a view whose base was written to: torch refuses its gradient
+        return False
+    left, seen = [] if first is None else [first], set[Node]()
     while left:
         node = left.pop()
         if node in nodes:

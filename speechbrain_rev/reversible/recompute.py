@@ -16,7 +16,7 @@ hooks or state of their own, with tensors and masks as arguments.
 from __future__ import annotations
 
 import contextlib
-import copy
+import functools
 import threading
 import warnings
 import weakref
@@ -31,12 +31,16 @@ from torch.autograd.graph import (
 )
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from speechbrain_rev.compression.activations import not_compressing
 from speechbrain_rev.kernels.fixed_point import format_of
+from speechbrain_rev.reversible.comparison import (
+    Comparison,
+    VerifyCalls,
+    begin_comparison,
+)
 from speechbrain_rev.reversible.hooks import Held, report_hooks
-from speechbrain_rev.reversible.monitor import watched_weights
 from speechbrain_rev.reversible.replay import (
     Place,
     RunRecord,
@@ -122,7 +126,8 @@ class Gradients:
         for i, grad in zip(used, slopes[len(inputs) :], strict=True):
             if grad is None:
                 continue
-            if grad.untyped_storage()._cdata in storages:
+            dense = grad.layout is torch.strided
+            if dense and grad.untyped_storage()._cdata in storages:
                 # What was handed in is added to later; this must not change with it.
                 grad = grad.clone()
             self.values[i] = grad
@@ -181,10 +186,20 @@ _NO_DOUBLE_BACKWARD = (
 )
 
 
-def refuse_double_backward() -> None:
-    """Refuse to differentiate what has no graph of its own."""
+def refuse_double_backward(*grads: Tensor | None) -> None:
+    """Refuse to differentiate what has no graph of its own, and vectorised gradients."""
     if torch.is_grad_enabled():
         raise RuntimeError(_NO_DOUBLE_BACKWARD)
+    for grad in grads:
+        if grad is not None and grad.layout is torch.strided:
+            try:
+                grad.untyped_storage()
+            except NotImplementedError as error:
+                raise RuntimeError(
+                    "Reconstructed blocks take one gradient at a time: call "
+                    "torch.autograd.grad without is_grads_batched, or use mode='store' or "
+                    "'recompute' for this network."
+                ) from error
 
 
 class Recompute(nn.Module):
@@ -197,6 +212,9 @@ class Recompute(nn.Module):
     ----------
     module : nn.Module
         Any module.
+    verify : {"first", "raise", "warn"} or None
+        What follows where the second run saves other values for the gradient than the
+        first, see ``recompute_blocks``.
 
     Examples
     --------
@@ -205,9 +223,12 @@ class Recompute(nn.Module):
     torch.Size([2, 8])
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(
+        self, module: nn.Module, *, verify: VerifyCalls | None = "first"
+    ) -> None:
         super().__init__()
-        self.module = module
+        check_verify(verify)
+        self.module, self.verify = module, verify
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Run the module.
@@ -223,7 +244,9 @@ class Recompute(nn.Module):
             What the module returns.
         """
         if trains(self):
-            return recompute_call(self.module, self.module, inputs, keywords)
+            return recompute_call(
+                self.module, self.module, inputs, keywords, verify=self.verify
+            )
         return self.module(*inputs, **keywords)
 
     def __prepare_scriptable__(self) -> nn.Module:
@@ -275,6 +298,7 @@ def recompute_call(
     *,
     joins: bool = False,
     shares_casts: bool = True,
+    verify: VerifyCalls | None = "first",
 ) -> Any:
     """Recompute a function of a module, as ``recompute`` does a module of ours.
 
@@ -292,6 +316,8 @@ def recompute_call(
     shares_casts : bool
         Whether autocast casts its weights as in plain torch: once for all who use them,
         who add up its gradient in half precision. In chains each use has its own cast.
+    verify : {"first", "raise", "warn"} or None
+        What follows where the second run differs.
 
     Returns
     -------
@@ -302,12 +328,15 @@ def recompute_call(
         return function(*inputs, **keywords)
     if torch.compiler.is_compiling():
         eager = torch.compiler.disable(recompute_call)
-        options = {"joins": joins, "shares_casts": shares_casts}
-        return eager(function, owner, inputs, keywords, **options)
+        return eager(
+            function, owner, inputs, keywords,
+            joins=joins, shares_casts=shares_casts, verify=verify,
+        )  # fmt: skip
     modules = modules_of(owner)
     refuse_what_cannot_run_again(modules)
     report_hooks(modules, "A module is recomputed", within=function is not owner)
-    return _Run(function, owner, inputs, keywords, joins).first(modules, shares_casts)
+    run = _Run(function, owner, inputs, keywords, joins)
+    return run.first(modules, shares_casts, verify)
 
 
 def refuse_what_cannot_run_again(modules: Sequence[nn.Module]) -> None:
@@ -387,6 +416,25 @@ class _SavedAgain(Held):
         self._run, self._pin = None, pin
 
 
+def _differs(name: str, how: str) -> str:
+    return (
+        f"{name} computed something else in its second run than in its first: {how}. A "
+        "block may depend on inputs, parameters, buffers, attributes and torch's own random "
+        "numbers only, and kernels must add in one order "
+        "(torch.use_deterministic_algorithms(True) names those that do not). Use "
+        "mode='store' for this block, or leave it out of recompute_blocks; verify='warn' "
+        "if it adds by atomics on purpose."
+    )
+
+
+def check_verify(verify: object) -> None:
+    """Refuse what ``verify`` cannot be."""
+    if verify not in ("first", "raise", "warn", None):
+        raise ValueError(
+            f"verify is {verify!r}; it must be 'first', 'raise', 'warn' or None."
+        )
+
+
 class _Pin:
     """Held as long as values of a second run are: its flags are in force till then."""
 
@@ -449,14 +497,14 @@ class _Run:
 
     def differs(self, how: str) -> str:
         """Say that the second run was another one."""
-        return (
-            f"{self.name} computed something else in its second run than in its first: "
-            f"{how}. Control flow may depend on inputs, parameters, buffers, attributes and "
-            "torch's random numbers only. Use mode='store' for this block, or leave it out "
-            "of recompute_blocks."
-        )
+        return _differs(self.name, how)
 
-    def first(self, modules: Sequence[nn.Module], shares_casts: bool) -> Any:
+    def first(
+        self,
+        modules: Sequence[nn.Module],
+        shares_casts: bool,
+        verify: VerifyCalls | None,
+    ) -> Any:
         """Run the module; what its operations save is dropped at once."""
         (inputs, keywords), owner = self._given, self._owner
         self._is_ours = is_ours(modules)
@@ -464,21 +512,25 @@ class _Run:
         tensors = [*{id(x): x for x in leaves if isinstance(x, Tensor)}.values()]
         objects = [x for x in leaves if not isinstance(x, Tensor)]
         within = tensors_within(objects)
-        # Containers of their own, for the module may change those it is given. What is
-        # one object stays one.
-        self._objects, self._slots = objects, [_Slot() for _ in tensors]
-        places = {id(x): slot for x, slot in zip(tensors, self._slots, strict=True)}
-        self._template = copy.deepcopy(self._given, places | _by_id(objects))
+        # Containers of their own, for the module may change those it is given.
+        places = {id(x): place for place, x in enumerate(tensors)}
+        self._leaves = [places.get(id(x), x) for x in leaves]
+        self._are_tensors = [isinstance(x, Tensor) for x in leaves]
+        self._structure = tree_structure(self._given)
         del self._given
         self._tensors, self._versions = tensors, [*map(version_of, tensors)]
         self._join(tensors)
-        self._weights = watched_weights(owner)
+        self._comparison = begin_comparison(
+            owner, verify, functools.partial(_differs, self.name)
+        )
         runs = [self]
 
         def save(x: Tensor) -> _SavedAgain:
             (run,) = runs
             saved = _SavedAgain(run, x)
             run._saved.append(weakref.ref(saved))
+            if run._comparison is not None:
+                run._comparison.note(x)
             if run._holds:
                 saved.put(x.detach())
             return saved
@@ -590,14 +642,14 @@ class _Run:
             for place, needs_grad in wanted
         ]
         kept = *inputs, *own
-        if self._weights is not None:
-            self._weights.compare(kept[len(kept) - len(self._places) :])
         # What needs the values is computed under the flags of the runs, too.
         pin = _Pin()
         release = self._recording.flags.hold(pin)
         until = len(self._saved) if is_last and self._is_ours else None
         try:
-            outputs, count = self._run_again(kept, self._recording, until)
+            outputs, count = self._run_again(
+                kept, self._recording, until, self._comparison
+            )
         except BaseException:
             release()
             raise
@@ -607,6 +659,8 @@ class _Run:
             raise RuntimeError(
                 self.differs(f"{len(outputs)} tensors returned for {self._outputs}")
             )
+        if self._comparison is not None:
+            self._comparison.judge()
         if not graph_is_kept():
             # Each has its value. Who keeps a map keeps no module and no earlier map.
             for reference in self._saved:
@@ -618,7 +672,11 @@ class _Run:
         return outputs
 
     def _run_again(
-        self, kept: Sequence[Tensor], recording: RunRecord, until: int | None = None
+        self,
+        kept: Sequence[Tensor],
+        recording: RunRecord,
+        until: int | None = None,
+        comparison: Comparison | None = None,
     ) -> tuple[list[Tensor], int]:
         """Run on inputs and parameters as in the first run, till so much was saved; count it."""
         if until == 0:
@@ -636,8 +694,11 @@ class _Run:
             own[i] if i in own else x.detach().requires_grad_(x.requires_grad)
             for i, x in zip(of_inputs, kept, strict=False)
         ]
-        slots = {id(s): x for s, x in zip(self._slots, inputs, strict=True)}
-        args, keywords = copy.deepcopy(self._template, slots | _by_id(self._objects))
+        leaves_again = (
+            inputs[x] if is_tensor else x
+            for x, is_tensor in zip(self._leaves, self._are_tensors, strict=True)
+        )
+        args, keywords = tree_unflatten(leaves_again, self._structure)
         count, saved, name = 0, self._saved, self.name
 
         def save(x: Tensor) -> Held:
@@ -647,6 +708,8 @@ class _Run:
             held = Held(name, x.detach())
             if (again := saved[count]()) is not None:
                 again.put_again(held)
+            if comparison is not None:
+                comparison.note_again(count, x)
             count += 1
             if count == until:
                 raise _ThatFar
@@ -685,14 +748,6 @@ class _Keep(torch.autograd.Function):
 
 #: What has a gradient, so that the operation is one of autograd.
 _ANCHOR = torch.empty(0, requires_grad=True, dtype=torch.float32)
-
-
-class _Slot:
-    """Where a tensor goes among the arguments."""
-
-
-def _by_id(objects: Sequence[Any]) -> dict[int, Any]:
-    return {id(x): x for x in objects}
 
 
 def _tensors_of(outputs: Any) -> list[Tensor]:
@@ -791,7 +846,7 @@ class _RecomputeEach(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_double_backward()
+        refuse_double_backward(grad)
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
         grads = grad.split([call.channels for call in ctx.calls], dim=1)

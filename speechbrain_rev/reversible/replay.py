@@ -22,7 +22,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -500,21 +500,38 @@ def _recording(recording: RunRecord) -> Iterator[None]:
         _active.recordings.pop()
 
 
-def looks_of(parameters: Iterable[Tensor]) -> list[tuple[bool, dict[str, Any]]]:
-    """Note what a tensor that was saved for a backward pass may have lost."""
+class Look(NamedTuple):
+    """What a tensor may have lost when its backward pass begins.
+
+    Attributes
+    ----------
+    is_parameter : bool
+        Whether it is an ``nn.Parameter``.
+    attributes : dict
+        Its attributes.
+    requires_grad : bool
+        As in the first run: a later freeze has no effect on this step, as in torch.
+    """
+
+    is_parameter: bool
+    attributes: dict[str, Any]
+    requires_grad: bool
+
+
+def looks_of(parameters: Iterable[Tensor]) -> list[Look]:
+    """Note the looks of parameters in a first run."""
     return [
-        (type(p) is nn.Parameter or isinstance(p, nn.Parameter), vars(p))
-        for p in parameters
+        Look(isinstance(p, nn.Parameter), vars(p), p.requires_grad) for p in parameters
     ]
 
 
-def stand_in(p: Tensor, look: tuple[bool, dict[str, Any]]) -> Tensor:
+def stand_in(p: Tensor, look: Look) -> Tensor:
     """Make a leaf that stands for a parameter, with its attributes."""
-    is_parameter, attributes = look
+    is_parameter, attributes, requires_grad = look
     leaf = p.detach()
     if is_parameter:
-        leaf = nn.Parameter(leaf, p.requires_grad)
-    elif p.requires_grad:
+        leaf = nn.Parameter(leaf, requires_grad)
+    elif requires_grad:
         leaf.requires_grad_()
     if attributes:
         vars(leaf).update(attributes)
@@ -535,8 +552,17 @@ def places_of(module: nn.Module) -> list[tuple[Place, Tensor]]:
 
 
 def shared_by(modules: Iterable[nn.Module]) -> set[int]:
-    """Give the parameters that have more than one place in modules, by their ids."""
-    counts = Counter(id(p) for module in modules for _, p in places_of(module))
+    """Give the parameters that modules use more than once, by their ids.
+
+    A module that has two names in another one is used twice.
+    """
+    counts = Counter(
+        id(p)
+        for module in modules
+        for _, m in module.named_modules(remove_duplicate=False)
+        for p in m._parameters.values()
+        if p is not None
+    )
     return {parameter for parameter, count in counts.items() if count > 1}
 
 
@@ -580,8 +606,10 @@ def stored_run(module: nn.Module, x: Tensor, shared: set[int]) -> Iterator[None]
     devices = {x.device}
     try:
         for owner, name, p in places:
-            alias = aliases.setdefault(id(p), p.view_as(p))
-            owner._parameters[name] = alias  # type: ignore[assignment]
+            if id(p) not in aliases:
+                aliases[id(p)] = alias = p.view_as(p)
+                vars(alias).update(vars(p), _is_param=isinstance(p, nn.Parameter))
+            owner._parameters[name] = aliases[id(p)]  # type: ignore[assignment]
         lists = own_lists_of_weights([owner for owner, _, _ in places])
         with Autocast.now(devices)(), Flags.now(devices)(), lists:
             yield

@@ -38,7 +38,7 @@ from speechbrain_rev.reversible.hooks import (
     notify,
     report_hooks,
 )
-from speechbrain_rev.reversible.monitor import StreamNotes, checksum, watched_weights
+from speechbrain_rev.reversible.monitor import StreamNotes, checksum
 from speechbrain_rev.reversible.recompute import (
     Gradients,
     Parameters,
@@ -452,13 +452,6 @@ class _Reconstruct(torch.autograd.Function):
                 if _is_watched(f):
                     ctx.in_place = False
                     report_hooks(modules_of(f), f"{notes.place(i)} is reconstructed")
-        # Streams with a limit are compared themselves.
-        inexact = notes.largest is None
-        ctx.weights = [
-            (run, watched_weights(f))
-            for run, f in enumerate(parameters.modules)
-            if inexact
-        ]
         ctx.notes, ctx.expected = notes, None
         if notes.mismatches is not None:
             ctx.expected = checksum(values)
@@ -517,16 +510,12 @@ class _Reconstruct(torch.autograd.Function):
     def backward(
         ctx: Any, _1: Any, _2: Any, grad1: Tensor | None, grad2: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        refuse_double_backward()
+        refuse_double_backward(grad1, grad2)
         if grad1 is None and grad2 is None:
             return (None,) * len(ctx.needs_input_grad)
         y1, y2, mask, *tensors = ctx.saved_tensors
         if graph_is_kept():
             y1, y2 = y1.clone(), y2.clone()
-        for run, weights in ctx.weights:
-            if weights is not None:
-                places = ctx.parameters.places[run]
-                weights.compare([tensors[i] for i in places.values()])
         gradients = Gradients(ctx.parameters, tensors)
         kept, changed = y1, y2
         of_kept, of_changed = _Total(grad1, ctx.in_place), _Total(grad2, ctx.in_place)

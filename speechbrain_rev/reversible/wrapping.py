@@ -18,8 +18,10 @@ import torch
 from torch import nn
 
 from speechbrain_rev.modes import Mode
+from speechbrain_rev.reversible.comparison import VerifyCalls
 from speechbrain_rev.reversible.recompute import (
     Recompute,
+    check_verify,
     recompute_call,
     trains,
 )
@@ -30,7 +32,9 @@ Network = TypeVar("Network", bound=nn.Module)
 _SHOWN = 20
 
 
-def recompute_blocks(network: Network, *names: str) -> Network:
+def recompute_blocks(
+    network: Network, *names: str, verify: VerifyCalls | None = "first"
+) -> Network:
     """Make submodules compute their activations again instead of storing them.
 
     In training they behave as if each were behind ``Recompute``: they keep their inputs
@@ -47,6 +51,11 @@ def recompute_blocks(network: Network, *names: str) -> Network:
         which ``*`` stands for any characters, dots included: ``"blocks.*"``. Of matches
         within one another the outermost is taken. Containers that are never called
         (``nn.ModuleList``) do not match.
+    verify : {"first", "raise", "warn"} or None
+        What follows where the second run of a block saves other values for its gradients
+        than the first. "first" raises in the block's first step and warns in later ones,
+        of which every hundredth call is compared; "raise" and "warn" hold for all; None
+        compares nothing.
 
     Returns
     -------
@@ -56,8 +65,9 @@ def recompute_blocks(network: Network, *names: str) -> Network:
     Raises
     ------
     ValueError
-        If no name is given, if a name matches nothing, or if a match is scripted or has
-        a ``forward`` of its own beside its class's. Then nothing was changed.
+        If no name is given, if a name matches nothing, if a match is scripted or has
+        a ``forward`` of its own beside its class's, or verify is something else. Then
+        nothing was changed.
     TypeError
         If a name is no string.
 
@@ -91,7 +101,8 @@ def recompute_blocks(network: Network, *names: str) -> Network:
     >>> isinstance(network[0], nn.Sequential), network(torch.randn(2, 4)).shape
     (True, torch.Size([2, 4]))
     """
-    give_mode(network, Mode.RECOMPUTE, *names)
+    check_verify(verify)
+    give_mode(network, Mode.RECOMPUTE, *names, verify=verify)
     return network
 
 
@@ -128,7 +139,12 @@ def store_blocks(network: Network, *names: str) -> Network:
     return network
 
 
-def give_mode(network: nn.Module, mode: Mode, *names: str) -> None:
+def give_mode(
+    network: nn.Module,
+    mode: Mode,
+    *names: str,
+    verify: VerifyCalls | None = "first",
+) -> None:
     """Give submodules a mode that needs no inverse.
 
     Parameters
@@ -139,6 +155,8 @@ def give_mode(network: nn.Module, mode: Mode, *names: str) -> None:
         For all of them, instead of the mode that each has.
     *names : str
         Names or patterns, as for ``recompute_blocks``.
+    verify : {"first", "raise", "warn"} or None
+        Of blocks that run twice, as for ``recompute_blocks``.
 
     Raises
     ------
@@ -160,10 +178,10 @@ def give_mode(network: nn.Module, mode: Mode, *names: str) -> None:
                 raise ValueError(refusal)
     for module in chosen.values():
         # One that is in two places, or was chosen before, has its mode by now.
-        if mode_of(module) is not mode:
+        if mode_of(module) is not mode or getattr(module, "_verify", verify) != verify:
             _store(module)
             if mode.spec.runs_twice:
-                module.__class__ = _recomputed(type(module), mode)
+                module.__class__ = _recomputed(type(module), mode, verify)
             elif mode is not Mode.STORE:
                 module.forward = _Around(module, mode)
 
@@ -278,6 +296,7 @@ class _Recomputed(nn.Module):
     #: The class that a module had before.
     _stored: type[nn.Module]
     _mode: Mode
+    _verify: VerifyCalls | None
 
     def _get_name(self) -> str:
         """Show in the printed network what is recomputed."""
@@ -289,17 +308,20 @@ class _Recomputed(nn.Module):
         if reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return reduced  # the class has its own way
         _, (_, *arguments), *state = reduced
-        make = _new
-        if self._mode is not Mode.RECOMPUTE:
-            make = functools.partial(_new, mode=self._mode)
+        make = functools.partial(_new, mode=self._mode, verify=self._verify)
         return (make, (self._stored, *arguments), *state)
 
 
-def _recomputed(stored: type[nn.Module], mode: Mode) -> type[nn.Module]:
+def _recomputed(
+    stored: type[nn.Module], mode: Mode, verify: VerifyCalls | None
+) -> type[nn.Module]:
     """Give the subclass of a class that recomputes; it has the same name."""
     for cls in stored.__subclasses__():
         own = vars(cls)
-        if own.get("_stored") is stored and own["_mode"] is mode:
+        if own.get("_stored") is stored and (own["_mode"], own["_verify"]) == (
+            mode,
+            verify,
+        ):
             return cls
 
     @functools.wraps(stored.forward)
@@ -307,7 +329,9 @@ def _recomputed(stored: type[nn.Module], mode: Mode) -> type[nn.Module]:
         if trains(self):
             # Without the hooks on the block, which are around both runs.
             own = functools.partial(stored.forward, self)
-            return recompute_call(own, self, inputs, keywords, joins=mode.spec.joins)
+            return recompute_call(
+                own, self, inputs, keywords, joins=mode.spec.joins, verify=verify
+            )
         return stored.forward(self, *inputs, **keywords)
 
     return type(
@@ -317,6 +341,7 @@ def _recomputed(stored: type[nn.Module], mode: Mode) -> type[nn.Module]:
             "forward": forward,
             "_stored": stored,
             "_mode": mode,
+            "_verify": verify,
             "__doc__": stored.__doc__,
             "__module__": stored.__module__,
             "__qualname__": stored.__qualname__,
@@ -325,9 +350,12 @@ def _recomputed(stored: type[nn.Module], mode: Mode) -> type[nn.Module]:
 
 
 def _new(
-    stored: type[nn.Module], *arguments: Any, mode: Mode = Mode.RECOMPUTE
+    stored: type[nn.Module],
+    *arguments: Any,
+    mode: Mode = Mode.RECOMPUTE,
+    verify: VerifyCalls | None = "first",
 ) -> nn.Module:
     """Make an empty module that recomputes, which a copy or a pickle then fills."""
-    cls = _recomputed(stored, mode)
+    cls = _recomputed(stored, mode, verify)
     module: nn.Module = cls.__new__(cls, *arguments)
     return module

@@ -107,7 +107,11 @@ def test_what_is_read_between_and_beyond_the_counts_is_never_below_a_count(case)
 )
 def test_a_recount_finds_the_committed_work(case):
     name, mode, frames = case
-    assert step_work(name, mode=mode, frames=frames) == counted_work()[case], STALE
+    work, committed = step_work(name, mode=mode, frames=frames), counted_work()[case]
+    # Versions of torch differ by some scalars that an operation reads.
+    assert work.moved_bytes == pytest.approx(committed.moved_bytes, rel=1e-5), STALE
+    same = dataclasses.replace(work, moved_bytes=committed.moved_bytes)
+    assert same == committed, STALE
 
 
 def test_days_are_those_of_a_plan_of_one_mode():
