@@ -59,7 +59,6 @@ from speechbrain_rev.reversible.replay import (
 from speechbrain_rev.reversible.state import (
     is_ours,
     modules_of,
-    tensors_within,
     version_of,
 )
 from speechbrain_rev.reversible.streams import tangent_of
@@ -510,8 +509,6 @@ class _Run:
         self._is_ours = is_ours(modules)
         leaves = tree_leaves(self._given)
         tensors = [*{id(x): x for x in leaves if isinstance(x, Tensor)}.values()]
-        objects = [x for x in leaves if not isinstance(x, Tensor)]
-        within = tensors_within(objects)
         # Containers of their own, for the module may change those it is given.
         places = {id(x): place for place, x in enumerate(tensors)}
         self._leaves = [places.get(id(x), x) for x in leaves]
@@ -538,7 +535,7 @@ class _Run:
         try:
             with (
                 recorded(
-                    modules, tensors, objects, shares_casts=shares_casts
+                    modules, tensors, shares_casts=shares_casts
                 ) as self._recording,
                 not_compressing(),
                 saved_tensors_hooks(save, lambda saved: saved.get()),
@@ -563,7 +560,7 @@ class _Run:
             pairs = zip(tensors, self._made, strict=True)
             own = [x for x, place in pairs if place is None]
             # Hooks around this module see its inputs; their versions are compared.
-            given = *own, *within, *parameters
+            given = *own, *parameters
             self._kept = _Keep.apply(_ANCHOR, *given)
             # What goes through it as it is is kept by whoever reads it.
             self._returned = {

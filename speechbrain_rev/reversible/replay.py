@@ -303,7 +303,6 @@ def first_run(
 def recorded(
     modules: Sequence[nn.Module],
     given: Any,
-    objects: Sequence[Any] = (),
     *,
     shares_casts: bool = False,
 ) -> Iterator[RunRecord]:
@@ -315,8 +314,6 @@ def recorded(
         The module and those within it.
     given : tensor, or tuple, list or dict of such
         Its arguments.
-    objects : sequence
-        Arguments that the run may change, beside tensors.
     shares_casts : bool
         Whether it takes casts of weights that autocast keeps, and leaves its own there.
         They belong to a graph, which a run without one must not meet.
@@ -334,7 +331,7 @@ def recorded(
         buffers=_buffers_before(modules, ours),
         training=tuple(m.training for m in modules),
     )
-    recording.attributes = attributes = Attributes(modules, objects)
+    recording.attributes = attributes = Attributes(modules)
     weights = [] if ours else _whereabouts(modules)
     recording.random_state = before = _random_state(devices)
     recording.other_random_states = [] if ours else [RandomStates()]

@@ -248,24 +248,6 @@ ENGINE = [
         "return []",
         STATE_TESTS("was_empty"),
     ),
-    STATE_CODE(
-        "11: a variable around a function is not put back",
-        'variables = [_Cell(cell) for name, cell in cells if name != "__class__"]',
-        "variables: list[_Cell] = []",
-        GENERATED("layer and variable_around"),
-    ),
-    STATE_CODE(
-        "11: what a method belongs to is not put back",
-        "return (x.__self__,)",
-        "return ()",
-        GENERATED("layer and method"),
-    ),
-    STATE_CODE(
-        "11: what a partial function holds is not put back",
-        "return x.func, x.args, x.keywords",
-        "return ()",
-        GENERATED("layer and partial"),
-    ),
     SEGMENT_CODE(
         "11: a kept tensor is not reported",
         "has_graph, sources.report()",

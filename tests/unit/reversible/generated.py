@@ -385,22 +385,10 @@ def counting(self, x):
     return x.sin() * (1 + self.calls / 8)
 
 
-@layer(difficult=True)
-def counting_in_its_class(self, x):
-    type(self).calls = getattr(type(self), "calls", 0) + 1
-    return x.sin() * (1 + self.calls / 8)
-
-
 @layer(difficult=True, scale=_ones)
 def tensor_rebound(self, x):
     self.scale = 0.5 * self.scale + x.detach().mean(0)
     return (x + self.scale).sin()
-
-
-@layer(difficult=True, total=lambda: np.zeros(SIZE))
-def array_written_to(self, x):
-    self.total += x.detach().mean(0).numpy()
-    return (x + torch.from_numpy(self.total).to(x.dtype)).sin()
 
 
 class Listed(list):
@@ -482,12 +470,16 @@ def _norm_of(state):
 #: What makes an attribute, and what changes it and makes a number or a tensor of it.
 STATES = {
     "list": (list, lambda s: s.append(1) or len(s)),
-    "list_in_a_list": (lambda: [[]], lambda s: s[0].append(1) or len(s[0])),
     "set": (set, lambda s: s.add(len(s)) or len(s)),
     "tensors_as_keys": (dict, lambda s: s.update({_ones(): 1}) or len(s)),
     "tensor_in_place": (_ones, lambda s: s.mul_(1.25).clone()),
-    "tensor_in_a_tuple": (lambda: (_ones(), 0), lambda s: s[0].add_(1).clone()),
     "sparse_tensor": (lambda: torch.eye(SIZE).to_sparse(), lambda s: s.to_dense()[0]),
+}
+
+#: The same of what is nested deeper, which a second run does not put back.
+NESTED = {
+    "list_in_a_list": (lambda: [[]], lambda s: s[0].append(1) or len(s[0])),
+    "tensor_in_a_tuple": (lambda: (_ones(), 0), lambda s: s[0].add_(1).clone()),
     "private_slots": (Private, lambda s: s.count()),
     "list_with_an_attribute": (Listed, lambda s: s.count()),
     "torchs_generator": (
@@ -513,6 +505,7 @@ STATES = {
         lambda: partial(torch.Tensor.add_, _ones(), other=1),
         lambda s: s().clone(),
     ),
+    "array": (lambda: np.zeros(1), lambda s: s.__iadd__(1)[0]),
 }
 
 
