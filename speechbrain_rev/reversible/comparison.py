@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -50,8 +49,9 @@ def fingerprint(x: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
     checksum : torch.Tensor, [], int64
         Of its bits in that order.
     None
-        Where values are not compared: without values or dense storage, and of uint8, which
-        workspaces of oneDNN and cuDNN have. These differ between runs that are alike.
+        Where values are not compared: of tensors that have none, or one value for all, and
+        of uint8, which workspaces of oneDNN and cuDNN have. These differ between runs that
+        are alike.
 
     Examples
     --------
@@ -68,6 +68,8 @@ def fingerprint(x: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
         or not x.numel()
     ):
         return None
+    if x.numel() > 1 and not any(x.stride()):
+        return None  # one value that stands for all, as of a stream's tangent
     x = x.detach().resolve_conj().resolve_neg()
     for axis, stride in enumerate(x.stride()):
         if stride == 0:
@@ -95,6 +97,26 @@ def fingerprint(x: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
     return order, sums.mul_(weights.mul_(_SPREAD).bitwise_or_(1)).sum()
 
 
+def in_words(name: str, how: str) -> str:
+    """Put into words that a module's second run was another one."""
+    return (
+        f"{name} computed something else in its second run than in its first: {how}. A "
+        "block may depend on inputs, parameters, buffers, attributes and torch's own random "
+        "numbers only, and kernels must add in one order "
+        "(torch.use_deterministic_algorithms(True) names those that do not). Use "
+        "mode='store' for this block, or leave it out of recompute_blocks; verify='warn' "
+        "if it adds by atomics on purpose."
+    )
+
+
+def check_verify(verify: object) -> None:
+    """Refuse what ``verify`` cannot be."""
+    if verify not in ("first", "raise", "warn", None):
+        raise ValueError(
+            f"verify is {verify!r}; it must be 'first', 'raise', 'warn' or None."
+        )
+
+
 class _Calls:
     """How often a module was called, and a verdict that is under way."""
 
@@ -118,14 +140,12 @@ class Comparison:
         Of the module.
     verify : {"first", "raise", "warn"}
         What follows.
-    describe : callable
-        Makes the message of how the second run differs.
+    name : str
+        What messages call the module.
     """
 
-    def __init__(
-        self, calls: _Calls, verify: VerifyCalls, describe: Callable[[str], str]
-    ) -> None:
-        self._calls, self._verify, self._describe = calls, verify, describe
+    def __init__(self, calls: _Calls, verify: VerifyCalls, name: str) -> None:
+        self._calls, self._verify, self._name = calls, verify, name
         self._first: list[tuple[tuple[int, ...], Tensor] | None] = []
         self._shapes: list[str] = []
         self._differ: dict[int, Tensor] = {}
@@ -166,9 +186,10 @@ class Comparison:
         if not differing:
             return
         place = differing[0]
-        message = self._describe(
+        message = in_words(
+            self._name,
             f"what operation {place + 1} saves for its gradient, {self._shapes[place]}, "
-            "has other values"
+            "has other values",
         )
         if self._verify == "raise" or (self._verify == "first" and not is_later):
             raise RuntimeError(message)
@@ -176,7 +197,7 @@ class Comparison:
 
 
 def begin_comparison(
-    module: nn.Module, verify: VerifyCalls | None, describe: Callable[[str], str]
+    module: nn.Module, verify: VerifyCalls | None, name: str
 ) -> Comparison | None:
     """Open the comparison of a call, if it is its turn; report an earlier verdict.
 
@@ -194,4 +215,4 @@ def begin_comparison(
             comparison._report(verdict, True)
     calls.count += 1
     is_due = not calls.is_settled or calls.count % EVERY == 0
-    return Comparison(calls, verify, describe) if is_due else None
+    return Comparison(calls, verify, name) if is_due else None

@@ -16,7 +16,6 @@ hooks or state of their own, with tensors and masks as arguments.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import warnings
 import weakref
@@ -39,6 +38,8 @@ from speechbrain_rev.reversible.comparison import (
     Comparison,
     VerifyCalls,
     begin_comparison,
+    check_verify,
+    in_words,
 )
 from speechbrain_rev.reversible.hooks import Held, report_hooks
 from speechbrain_rev.reversible.replay import (
@@ -415,25 +416,6 @@ class _SavedAgain(Held):
         self._run, self._pin = None, pin
 
 
-def _differs(name: str, how: str) -> str:
-    return (
-        f"{name} computed something else in its second run than in its first: {how}. A "
-        "block may depend on inputs, parameters, buffers, attributes and torch's own random "
-        "numbers only, and kernels must add in one order "
-        "(torch.use_deterministic_algorithms(True) names those that do not). Use "
-        "mode='store' for this block, or leave it out of recompute_blocks; verify='warn' "
-        "if it adds by atomics on purpose."
-    )
-
-
-def check_verify(verify: object) -> None:
-    """Refuse what ``verify`` cannot be."""
-    if verify not in ("first", "raise", "warn", None):
-        raise ValueError(
-            f"verify is {verify!r}; it must be 'first', 'raise', 'warn' or None."
-        )
-
-
 class _Pin:
     """Held as long as values of a second run are: its flags are in force till then."""
 
@@ -496,7 +478,7 @@ class _Run:
 
     def differs(self, how: str) -> str:
         """Say that the second run was another one."""
-        return _differs(self.name, how)
+        return in_words(self.name, how)
 
     def first(
         self,
@@ -517,9 +499,7 @@ class _Run:
         del self._given
         self._tensors, self._versions = tensors, [*map(version_of, tensors)]
         self._join(tensors)
-        self._comparison = begin_comparison(
-            owner, verify, functools.partial(_differs, self.name)
-        )
+        self._comparison = begin_comparison(owner, verify, self.name)
         runs = [self]
 
         def save(x: Tensor) -> _SavedAgain:

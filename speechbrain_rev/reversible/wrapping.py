@@ -18,10 +18,9 @@ import torch
 from torch import nn
 
 from speechbrain_rev.modes import Mode
-from speechbrain_rev.reversible.comparison import VerifyCalls
+from speechbrain_rev.reversible.comparison import VerifyCalls, check_verify
 from speechbrain_rev.reversible.recompute import (
     Recompute,
-    check_verify,
     recompute_call,
     trains,
 )
@@ -85,11 +84,11 @@ def recompute_blocks(
     is already recomputed nests them: such a module runs three times, and the block's own
     second run keeps less.
 
-    A block must give the same result twice: it may not write into its input or its
-    parameters. Random states of torch, Python and numpy, buffers, and counters, tensors,
-    generators and the like are put back for the second run, wherever attributes, methods
-    and functions lead to them. Files and iterators cannot be, and are named in a warning;
-    neither can global variables. One whose ``training`` is off stores its activations,
+    A block may not write into its input or its parameters. Its second run sees the random
+    states of torch, Python and numpy, the buffers and the attributes of the first, and the
+    contents of lists, dictionaries, sets and queues among these. What is nested deeper, as
+    a generator of its own, is changed by both runs: ``verify`` notices if it enters a
+    gradient. One whose ``training`` is off stores its activations,
     even where gradients are taken.
 
     Examples

@@ -18,6 +18,7 @@ CHAIN_CODE = Source("speechbrain_rev/reversible/chain.py")
 NORM_CODE = Source("speechbrain_rev/reversible/norm.py")
 ENCODER_CODE = Source("speechbrain_rev/lobes/encoder.py")
 STATE_CODE = Source("speechbrain_rev/reversible/state.py")
+COMPARISON_CODE = Source("speechbrain_rev/reversible/comparison.py")
 WRAPPING_TESTS = Tests("tests/unit/reversible/test_wrapping.py")
 STATE_TESTS = Tests("tests/unit/reversible/test_state.py")
 STAGES_CODE = Source("speechbrain_rev/lobes/stages.py")
@@ -284,11 +285,29 @@ ENGINE = [
         "True",
         HOOKS("fire_as_often and df_revnet89 and store and True"),
     ),
-    RECOMPUTE_CODE(
-        "11: weights changed through data are not noticed",
-        "            self._weights.compare(kept[len(kept) - len(self._places) :])\n",
-        "            pass\n",
-        RECOMPUTE("through_data"),
+    COMPARISON_CODE(
+        "11: a second run with other values is not noticed",
+        "self._differ[place] = before[1] != now[1]",
+        "self._differ[place] = before[1] != before[1]",
+        RECOMPUTE("other_values_for_the_gradient"),
+    ),
+    COMPARISON_CODE(
+        "11: a map that is rolled has the same checksum",
+        "weights.mul_(_SPREAD).bitwise_or_(1)",
+        "torch.ones_like(weights)",
+        RECOMPUTE("fingerprint_is_of_all_bits"),
+    ),
+    REPLAY_CODE(
+        "11: a weight that is frozen between the passes has no gradient",
+        "leaf = nn.Parameter(leaf, requires_grad)",
+        "leaf = nn.Parameter(leaf, p.requires_grad)",
+        RECOMPUTE("freeze_between"),
+    ),
+    STATE_CODE(
+        "11: what lies in a list is not put back",
+        "                self._places.append(_Sequence(value))\n",
+        "                pass\n",
+        GENERATED("layer and list"),
     ),
     POOLING_CODE(
         "11: a quantized layer hands down what is in memory",
