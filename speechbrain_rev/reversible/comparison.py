@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from speechbrain_rev.reversible.monitor import has_values, to_host
+from speechbrain_rev.reversible.monitor import checksum, has_values, to_host
 
 #: What follows where a second run differs: "first" raises in a block's first step and warns
 #: in later ones.
@@ -25,8 +25,6 @@ VerifyCalls = Literal["first", "raise", "warn"]
 EVERY = 100
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: Spreads positions over 64 bit: 2**64 / the golden ratio, as a signed number.
-_SPREAD = -0x61C8864680B583EB
 
 
 class RecomputeWarning(UserWarning):
@@ -35,7 +33,7 @@ class RecomputeWarning(UserWarning):
 
 @torch.no_grad()
 def fingerprint(x: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
-    """Sum up the bits of a tensor, by rows and by columns, with a weight for each sum.
+    """Sum up the bits of a tensor, see ``checksum``.
 
     Parameters
     ----------
@@ -79,22 +77,8 @@ def fingerprint(x: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
     in_order = x.permute(order)
     if not in_order.is_contiguous():
         in_order, order = x.contiguous(), tuple(range(x.dim()))
-    line = in_order.view(-1)
-    line = line.view(_INTEGERS[min(8, x.dtype.itemsize)])
-    columns = 1 << (line.numel().bit_length() // 2)
-    rows = line.numel() // columns
-    body = line[: rows * columns].view(rows, columns)
-    sums = torch.cat(
-        [
-            body.sum(1, dtype=torch.int64),
-            body.sum(0, dtype=torch.int64),
-            line[rows * columns :].to(torch.int64),
-        ]
-    )
-    places = torch.arange(1, len(sums) + 1, device=x.device, dtype=torch.int64)
-    weights = places.mul_(_SPREAD)
-    weights ^= weights >> 32
-    return order, sums.mul_(weights.mul_(_SPREAD).bitwise_or_(1)).sum()
+    bits = in_order.view(-1).view(_INTEGERS[min(8, x.dtype.itemsize)])
+    return order, checksum([bits])[0]
 
 
 def in_words(name: str, how: str) -> str:

@@ -18,8 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 Verify = Literal["warn", "raise"]
 
-#: Elements whose products are held at once: 8 MB.
-_CHUNK = 2**17
 #: Spreads positions over 64 bit: 2**64 / the golden ratio, as a signed number.
 _SPREAD = -0x61C8864680B583EB
 
@@ -41,11 +39,11 @@ class StreamError(RuntimeError):
 
 
 def checksum(values: Sequence[Tensor]) -> Tensor:
-    """Sum up integers with a weight for each position, modulo 2**64.
+    """Sum up integers by rows and by columns, with a weight for each sum, modulo 2**64.
 
     Parameters
     ----------
-    values : sequence of torch.Tensor, int32
+    values : sequence of torch.Tensor, of integers
         Dense tensors, taken in the order of their memory.
 
     Returns
@@ -60,23 +58,26 @@ def checksum(values: Sequence[Tensor]) -> Tensor:
     >>> bool(checksum([x]) == checksum([x.flip(0)]))
     False
     """
-    sums = []
-    for value in values:
-        line = value.detach().as_strided((value.numel(),), (1,))
-        total = torch.zeros((), dtype=torch.int64, device=value.device)
-        # Without values there is nothing to add up: two chunks take the same memory.
-        end = line.numel() if has_values(line) else min(line.numel(), 2 * _CHUNK)
-        for start in range(0, end, _CHUNK):
-            part = line[start : start + _CHUNK]
-            places = torch.arange(
-                start, start + len(part), device=value.device, dtype=torch.int64
-            )
-            # Mixed twice: weights in even steps would let 1, -2, 1 cancel.
-            weights = places.mul_(_SPREAD)
-            weights ^= weights >> 32
-            total += weights.mul_(_SPREAD).bitwise_or_(1).mul_(part).sum()
-        sums.append(total)
-    return torch.stack(sums)
+    return torch.stack([_sum_of(value.detach()) for value in values])
+
+
+def _sum_of(value: Tensor) -> Tensor:
+    line = value.as_strided((value.numel(),), (1,))
+    columns = 1 << (line.numel().bit_length() // 2)
+    rows = line.numel() // columns
+    body = line[: rows * columns].view(rows, columns)
+    sums = torch.cat(
+        [
+            body.sum(1, dtype=torch.int64),
+            body.sum(0, dtype=torch.int64),
+            line[rows * columns :].to(torch.int64),
+        ]
+    )
+    places = torch.arange(1, len(sums) + 1, device=value.device, dtype=torch.int64)
+    # Mixed twice: weights in even steps would let 1, -2, 1 cancel.
+    weights = places.mul_(_SPREAD)
+    weights ^= weights >> 32
+    return sums.mul_(weights.mul_(_SPREAD).bitwise_or_(1)).sum()
 
 
 @dataclass(frozen=True)

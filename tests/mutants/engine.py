@@ -17,6 +17,7 @@ STREAMS_CODE = Source("speechbrain_rev/reversible/streams.py")
 CHAIN_CODE = Source("speechbrain_rev/reversible/chain.py")
 NORM_CODE = Source("speechbrain_rev/reversible/norm.py")
 ENCODER_CODE = Source("speechbrain_rev/lobes/encoder.py")
+MONITOR_CODE = Source("speechbrain_rev/reversible/monitor.py")
 STATE_CODE = Source("speechbrain_rev/reversible/state.py")
 COMPARISON_CODE = Source("speechbrain_rev/reversible/comparison.py")
 WRAPPING_TESTS = Tests("tests/unit/reversible/test_wrapping.py")
@@ -291,7 +292,7 @@ ENGINE = [
         "self._differ[place] = before[1] != before[1]",
         RECOMPUTE("other_values_for_the_gradient"),
     ),
-    COMPARISON_CODE(
+    MONITOR_CODE(
         "11: a map that is rolled has the same checksum",
         "weights.mul_(_SPREAD).bitwise_or_(1)",
         "torch.ones_like(weights)",

@@ -47,7 +47,7 @@ EXACT = [
     ),
     MONITOR_CODE(
         "4: weights of the checksum go in even steps",
-        "            weights ^= weights >> 32\n",
+        "    weights ^= weights >> 32\n",
         "",
         MONITOR_TESTS("errors_that_cancel"),
     ),
