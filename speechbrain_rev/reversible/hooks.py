@@ -25,7 +25,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.nn.modules import module as everywhere
 
-from speechbrain_rev.reversible.replay import own_lists_of_weights, places_of
+from speechbrain_rev.reversible.replay import (
+    naming_transforms,
+    own_lists_of_weights,
+    places_of,
+)
 from speechbrain_rev.reversible.state import may_have_state, modules_of, version_of
 
 
@@ -268,6 +272,7 @@ class Sources:
             with (
                 own_lists_of_weights(modules),
                 torch.enable_grad(),
+                naming_transforms(self._name),
                 saved_tensors_hooks(save, self._get),
             ):
                 yield

@@ -48,6 +48,7 @@ from speechbrain_rev.reversible.replay import (
     apart,
     first_run,
     looks_of,
+    naming_transforms,
     places_of,
     recorded,
     refuse_transforms,
@@ -518,6 +519,7 @@ class _Run:
                     modules, tensors, shares_casts=shares_casts
                 ) as self._recording,
                 not_compressing(),
+                naming_transforms(self.name),
                 saved_tensors_hooks(save, lambda saved: saved.get()),
             ):
                 outputs = self._function(*inputs, **keywords)

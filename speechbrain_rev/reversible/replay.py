@@ -264,6 +264,21 @@ def refuse_transforms() -> None:
         )
 
 
+@contextlib.contextmanager
+def naming_transforms(name: str) -> Iterator[None]:
+    """Say which module calls a transform of ``torch.func`` in a run that stores nothing."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        raise RuntimeError(
+            f"{name} calls a transform of torch.func in its forward pass, which works only "
+            "where activations are stored. Use torch.autograd.grad in it, or mode='store' "
+            "for this block."
+        ) from error
+
+
 def running() -> bool:
     """Whether a first or second run is under way in this thread."""
     return bool(_active.recordings)

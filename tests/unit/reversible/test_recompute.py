@@ -322,6 +322,23 @@ def test_a_freeze_between_the_passes_has_no_effect_on_the_step():
     same_as_plain(nn.Sequential(linear(), nn.Tanh(), linear()), step)
 
 
+@module_with(linear=linear)
+def slope(self, x):
+    return self.linear(x) + torch.func.grad(lambda y: (y**3).sum())(x)
+
+
+@pytest.mark.parametrize("mode", [*WITHOUT_STORAGE, "alone"])
+def test_transforms_of_functions_inside_a_block_are_refused_by_its_name(mode):
+    coupling = AdditiveCoupling(slope(), slope())
+    chain = make_chain([coupling], mode="store" if mode == "alone" else mode)
+    module = Recompute(slope()).train() if mode == "alone" else chain
+    given = [inputs()] if mode == "alone" else [inputs(), inputs()]
+    with pytest.raises(
+        RuntimeError, match=r"calls a transform of torch\.func"
+    ):
+        module(*given)
+
+
 @pytest.mark.parametrize("shape", [(3, 4), (1000,), (5, 7, 9), (2, 3, 4, 5)])
 @pytest.mark.parametrize(
     "dtype",
