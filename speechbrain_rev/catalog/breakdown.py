@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev.architectures import (
     architecture,
@@ -39,6 +38,7 @@ from speechbrain_rev.planner.memory import (
 from speechbrain_rev.planner.trace import Trace, trace_bytes
 from speechbrain_rev.sizes import reserve_of
 from speechbrain_rev.speed import Speed
+from speechbrain_rev.torch_private import storage_key, tree_leaves
 
 LARGEST_FRAMES = 100_000  # of an utterance: a thousand seconds
 
@@ -163,7 +163,7 @@ class _Growing:
         for x in values:
             if isinstance(x, Tensor):
                 storage = x.untyped_storage()
-                key = (x.device, storage._cdata, x.storage_offset(), x.numel())
+                key = (x.device, storage_key(storage), x.storage_offset(), x.numel())
                 self._seen[key] = x.nbytes
         return self.bytes - before
 

@@ -42,6 +42,12 @@ from speechbrain_rev.compression.layers import (
     name_of,
     names_of_layers,
 )
+from speechbrain_rev.torch_private import (
+    has_storage,
+    in_backward,
+    set_version,
+    storage_key,
+)
 
 
 class Place:
@@ -165,7 +171,7 @@ class _Storage:
 
     def __init__(self, x: Tensor, known: dict[int, _Storage]) -> None:
         storage = x.untyped_storage()
-        key = storage._cdata
+        key = storage_key(storage)
         self.counter = _counter_of(x)
 
         def freed(_: Any) -> None:
@@ -283,7 +289,7 @@ class SavedActivations:
         """
         if x.is_neg() or x.is_inference():
             return None
-        key = x.untyped_storage()._cdata
+        key = storage_key(x)
         found = self._storages.get(key)
         if found is None:
             found = self._storages[key] = _Storage(x, self._storages)
@@ -328,7 +334,7 @@ def _share_counter(a: Tensor, b: Tensor) -> bool:
     before, other = a._version, b._version
     torch.autograd.graph.increment_version(a)
     shared = b._version != other
-    torch._C._autograd._unsafe_set_version_counter((a,), (before,))
+    set_version(a, before)
     return shared
 
 
@@ -336,7 +342,7 @@ def _may_be_compressed(x: Tensor) -> bool:
     """Whether a tensor that is saved now can be a registered one."""
     if not x.is_floating_point() or isinstance(x, torch.nn.Parameter):
         return False
-    return x.layout is torch.strided and torch._C._has_storage(x)
+    return x.layout is torch.strided and has_storage(x)
 
 
 def _changed(saved: _Saved) -> str:
@@ -655,8 +661,7 @@ def is_compressing() -> bool:
     Second runs are in a backward pass, and hold what they save as it is.
     """
     registers = bool(_passes.under_way) and _passes.under_way[-1].registers
-    in_backward = torch._C._current_graph_task_id() != -1
-    return registers and not _passes.paused and not in_backward
+    return registers and not _passes.paused and not in_backward()
 
 
 @contextlib.contextmanager
@@ -868,6 +873,6 @@ class Compressing:
 
 
 def _trains(network: nn.Module) -> bool:
-    backward = torch._C._current_graph_task_id() != -1
+    backward = in_backward()
     trains = network.training and torch.is_grad_enabled()
     return trains and not backward and not _passes.paused

@@ -25,6 +25,7 @@ from speechbrain_rev.compression.bounds import (
     Rule,
     check_positive,
 )
+from speechbrain_rev.torch_private import storage_key
 
 #: Of 8-bit states, as bitsandbytes has them.
 _BLOCK = 256
@@ -453,7 +454,7 @@ def _is_zero(grad: Tensor | None) -> bool:
 
 def _key(weight: Tensor) -> int:
     """Identify a weight by its storage, in which slices of it lie as well."""
-    return int(weight.untyped_storage()._cdata)
+    return storage_key(weight)
 
 
 def _share(

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from speechbrain_rev.compression import reference
 from speechbrain_rev.compression.bounds import check_positive
 from speechbrain_rev.compression.reference import LANES
 from speechbrain_rev.kernels import compression as kernels
+from speechbrain_rev.torch_private import is_fake
 
 
 class Form(str, enum.Enum):
@@ -242,7 +242,7 @@ def decode(compressed: Compressed) -> Tensor:
 
 def has_contents(x: Tensor) -> bool:
     """Whether a tensor has numbers: those on meta and fake ones have a shape only."""
-    return not (x.is_meta or isinstance(x, FakeTensor))
+    return not (x.is_meta or is_fake(x))
 
 
 def _encode(x: Tensor, row: Tensor, error_bound: float | Tensor) -> Compressed:

@@ -22,6 +22,8 @@ from torch.overrides import (
     has_torch_function,
 )
 
+from speechbrain_rev.torch_private import storage_key
+
 _Function = TypeVar("_Function", bound=Callable[..., Tensor])
 
 
@@ -160,7 +162,7 @@ def names_of_layers(network: nn.Module) -> dict[int, str]:
         if weight is None or is_lazy(weight):
             continue
         if weight.layout is torch.strided:
-            names.setdefault(weight.untyped_storage()._cdata, name)
+            names.setdefault(storage_key(weight), name)
     return names
 
 
@@ -168,7 +170,7 @@ def name_of(
     names: Mapping[int, str], kind: Kind, x: Tensor, weight: Tensor | None
 ) -> str:
     """Name a layer that is called: as its network does, or by what it is."""
-    name = None if weight is None else names.get(weight.untyped_storage()._cdata)
+    name = None if weight is None else names.get(storage_key(weight))
     if name is not None:
         return name
     size = list((x if weight is None else weight).shape)

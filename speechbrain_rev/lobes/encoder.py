@@ -47,6 +47,7 @@ from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.norm import BatchNorm, updated_together
 from speechbrain_rev.reversible.recompute import trains
 from speechbrain_rev.reversible.streams import Streams, as_format
+from speechbrain_rev.torch_private import is_tracing
 
 
 class SpeakerEncoder(nn.Module):
@@ -461,7 +462,7 @@ class SpeakerEncoder(nn.Module):
             are not relative.
         """
         lengths = check_input(self.architecture.name, self.geometry, feats, lengths)
-        if torch._C._is_tracing() and (
+        if is_tracing() and (
             lengths is not None or self.training or self.geometry.rearranges
         ):
             raise RuntimeError(

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from speechbrain_rev.kernels.fixed_point import format_of
 from speechbrain_rev.reversible.convolution import (
@@ -46,6 +45,7 @@ from speechbrain_rev.reversible.recompute import (
     trains,
 )
 from speechbrain_rev.reversible.streams import Streams, join
+from speechbrain_rev.torch_private import tree_flatten, tree_unflatten
 
 
 def can_be_split(module: nn.Module) -> bool:

@@ -40,6 +40,7 @@ from speechbrain_rev.optimizers import (
     read_options,
     switch,
 )
+from speechbrain_rev.torch_private import storage_key
 
 Params: TypeAlias = (
     Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -674,4 +675,4 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """
     values = (value for state in optimizer.state.values() for value in state.values())
     storages = [x.untyped_storage() for x in values if isinstance(x, Tensor)]
-    return sum({(s.device, s._cdata): s.nbytes() for s in storages}.values())
+    return sum({(s.device, storage_key(s)): s.nbytes() for s in storages}.values())

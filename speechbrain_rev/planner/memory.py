@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev import devices
 from speechbrain_rev.sizes import size_text
+from speechbrain_rev.torch_private import TorchDispatchMode, storage_key, tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
@@ -88,7 +87,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _add(self, x: Tensor) -> None:
         storage = x.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage_key(storage), storage.nbytes()
         if key in self._known:
             return
         # Fake tensors are of a device; their storages are on meta.
@@ -245,7 +244,7 @@ def _shapes(func: Any, outputs: Any, taken: Sequence[Tensor]) -> Any:
 
 
 def _storage_key(x: Tensor) -> int:
-    return int(x.untyped_storage()._cdata)
+    return storage_key(x)
 
 
 #: The parts of a report, in the order in which they are shown.
@@ -493,7 +492,7 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     400
     """
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({(s.device, s._cdata): s.nbytes() for s in storages}.values())
+    return sum({(s.device, storage_key(s)): s.nbytes() for s in storages}.values())
 
 
 def _states_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -17,7 +17,6 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from speechbrain_rev.compression import ActivationCompression, Rule
 from speechbrain_rev.compression.activations import (
@@ -40,6 +39,7 @@ from speechbrain_rev.reversible.hooks import Moment, notify, notify_end
 from speechbrain_rev.reversible.recompute import JoinWarning, kept_its_input
 from speechbrain_rev.reversible.replay import Autocast
 from speechbrain_rev.reversible.wrapping import chosen_blocks, give_mode, mode_of
+from speechbrain_rev.torch_private import tree_leaves, tree_map
 
 
 class Network(Protocol):

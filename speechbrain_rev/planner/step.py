@@ -17,8 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 from speechbrain_rev.bars import LONG_SECONDS, kept_alive, progress_bar
@@ -38,6 +36,7 @@ from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.wrapping import chosen_blocks, mode_refusal
 from speechbrain_rev.sizes import reserve_of
 from speechbrain_rev.speed import Speed
+from speechbrain_rev.torch_private import FakeTensorMode, tree_map, without_dispatch
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -628,7 +627,7 @@ def without_contents(module: _Module, device: torch.device) -> _Module:
         return empties[id(x)]
 
     # Outside of fakes, which are not copied.
-    with torch._C._DisableTorchDispatch():
+    with without_dispatch():
         own = copy.deepcopy(module).to("meta")
     for owner in own.modules():
         for tensors in (owner._parameters, owner._buffers):

@@ -17,6 +17,7 @@ from speechbrain_rev.planner.memory import LiveBytes
 from speechbrain_rev.planner.network import Network, compare_next, device_of
 from speechbrain_rev.reversible.hooks import Moment, observed
 from speechbrain_rev.speed import Work
+from speechbrain_rev.torch_private import storage_key
 
 #: Runs a forward and a backward pass.
 Run = Callable[[], Any]
@@ -365,14 +366,14 @@ class _Lives(LiveBytes):
         outputs, taken, made = super()._run(func, args, kwargs)
         for x in taken:
             if x.layout is torch.strided:
-                life = self._alive.get(x.untyped_storage()._cdata)
+                life = self._alive.get(storage_key(x))
                 if life is not None:
                     life.reads.add(self.moment)
         return outputs, taken, made
 
     def _add(self, x: Tensor) -> None:
         storage = x.untyped_storage()
-        key = storage._cdata
+        key = storage_key(storage)
         was_known = key in self._known
         super()._add(x)
         # While it was added, garbage that was collected may have freed others.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
@@ -50,6 +49,7 @@ from speechbrain_rev.reversible.streams import (
     leave,
     read,
 )
+from speechbrain_rev.torch_private import is_compiled
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -365,25 +365,13 @@ def _refuse_compiled(modules: Iterable[tuple[str, nn.Module]]) -> None:
     were seen to differ in the last bit of SiLU and GELU.
     """
     for name, module in modules:
-        if _is_compiled(module):
+        if is_compiled(module):
             raise ValueError(
                 f"{name} ({type(module).__name__}) was given to torch.compile, which "
                 "makes one program for a run without a graph and another for a run "
                 "with one: exact streams cannot promise equal bits. Leave it uncompiled, "
                 "or use streams='float', or mode='store' for this block."
             )
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    if module._compiled_call_impl is not None:
-        return True
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # imported by torch.compile
-    if dynamo is None:
-        return False
-    forward = module.forward
-    wrapped = hasattr(forward, "_torchdynamo_orig_callable")
-    disabled = getattr(forward, "_torchdynamo_disable", False)
-    return isinstance(module, dynamo.OptimizedModule) or (wrapped and not disabled)
 
 
 def _half_under_autocast(x: Tensor) -> bool:

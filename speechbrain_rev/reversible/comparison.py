@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from speechbrain_rev.reversible.monitor import checksum, has_values, to_host
+from speechbrain_rev.torch_private import dispatch_mode
 
 #: What follows where a second run differs: "first" raises in a block's first step and warns
 #: in later ones.
@@ -189,7 +189,7 @@ def begin_comparison(
     hundredth one.
     """
     # A dispatch mode counts bytes or operations, of which these are no part.
-    if verify is None or _get_current_dispatch_mode() is not None:
+    if verify is None or dispatch_mode() is not None:
         return None
     calls = _calls.setdefault(module, _Calls())
     if calls.under_way is not None:

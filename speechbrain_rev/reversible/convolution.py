@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.utils import _pair
 
 from speechbrain_rev.compression.layers import Kind, layer_function
 from speechbrain_rev.kernels.fixed_point import format_of
@@ -31,6 +30,7 @@ from speechbrain_rev.reversible.streams import (
     read,
     tangent_of,
 )
+from speechbrain_rev.torch_private import is_tracing, pair, storage_key
 
 
 class Geometry(NamedTuple):
@@ -50,7 +50,7 @@ class Geometry(NamedTuple):
             )
         # A number stands for two, if someone set it after the convolution was made.
         stride, padding, dilation = map(
-            _pair, (conv.stride, conv.padding, conv.dilation)
+            pair, (conv.stride, conv.padding, conv.dilation)
         )
         return cls(stride, padding, dilation, conv.groups)
 
@@ -138,7 +138,7 @@ class Geometry(NamedTuple):
             and self._is_matrix(weight)
             and 8 * weight.shape[0] <= x.shape[2:].numel()
             and x.is_contiguous()
-            and not torch._C._is_tracing()
+            and not is_tracing()
         )
 
     def shape(self, x: Sequence[int], weight: Tensor) -> list[int]:
@@ -464,7 +464,7 @@ class _SplitForReuse(torch.autograd.Function):
             example.new_zeros(shape) if grad is None else grad
             for grad, (shape, *_) in zip(given, ctx.parts, strict=True)
         ]
-        storages = {grad.untyped_storage()._cdata for grad in grads}
+        storages = {storage_key(grad) for grad in grads}
         places = [(grad.shape, grad.stride(), grad.storage_offset()) for grad in grads]
         if len(storages) == 1 and places == ctx.parts:
             return grads[0].as_strided(*ctx.places), None

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from speechbrain_rev.kernels.fixed_point import format_of, is_dense
+from speechbrain_rev.torch_private import is_fake
 
 _HALVES = (torch.float16, torch.bfloat16)
 _PARTS = 8
@@ -224,9 +224,7 @@ def _in_cache(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
         first.device.type != "cpu"
         or torch.get_num_threads() > 1
         or first.numel() <= _CACHED
-        or any(
-            isinstance(x, FakeTensor) or x.stride() != first.stride() for x in tensors
-        )
+        or any(is_fake(x) or x.stride() != first.stride() for x in tensors)
         or not is_dense(first)
     ):
         return [tensors]

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from speechbrain_rev.torch_private import at_the_end_of_backward
+
 
 @dataclass(frozen=True)
 class _CudnnFlags:
@@ -201,7 +203,7 @@ class _Carried(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         end: Any = _EndOfPass(ctx.flags)
-        torch.autograd.Variable._execution_engine.queue_callback(end)
+        at_the_end_of_backward(end)
         return None, *grads
 
 

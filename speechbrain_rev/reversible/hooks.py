@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
-from torch.nn.modules import module as everywhere
 
 from speechbrain_rev.reversible.replay import (
     naming_transforms,
@@ -31,6 +30,7 @@ from speechbrain_rev.reversible.replay import (
     places_of,
 )
 from speechbrain_rev.reversible.state import may_have_state, modules_of, version_of
+from speechbrain_rev.torch_private import hooks_of_all_modules
 
 
 class Moment(enum.Enum):
@@ -110,10 +110,7 @@ class WatchingWarning(UserWarning):
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module's call has hooks that look at what goes in or comes out."""
     return bool(
-        everywhere._global_forward_hooks
-        or everywhere._global_forward_pre_hooks
-        or everywhere._global_backward_hooks
-        or everywhere._global_backward_pre_hooks
+        any(hooks_of_all_modules())
         or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
@@ -154,7 +151,7 @@ def report_hooks(
             map(_watches, (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
         )
     ]
-    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
+    if hooks_of_all_modules()[0]:
         named.append("all modules (global hooks)")
     if len(named) > _reported.get(module, 0):
         _reported[module] = len(named)

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from speechbrain_rev.torch_private import is_fake
 
 Verify = Literal["warn", "raise"]
 
@@ -309,7 +310,7 @@ class Monitor:
 
 def has_values(x: Tensor) -> bool:
     """Whether a tensor has values, as meta and fake ones have not."""
-    return not x.is_meta and not isinstance(x, FakeTensor)
+    return not x.is_meta and not is_fake(x)
 
 
 def to_host(x: Tensor) -> tuple[Tensor, Any]:

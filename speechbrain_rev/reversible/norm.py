@@ -25,7 +25,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from speechbrain_rev.compression.activations import is_compressing
 from speechbrain_rev.compression.layers import Kind, layer_function
@@ -36,6 +35,7 @@ from speechbrain_rev.reversible.replay import (
     batch_statistics,
     refuse_transforms,
 )
+from speechbrain_rev.torch_private import is_fake, storage_key
 
 _REDUCED = (0, 2, 3)
 
@@ -232,7 +232,7 @@ class RunningStatistics:
     def add(self, update: _Update) -> None:
         """Let an update wait; those of one layer are made in the order of its calls."""
         buffer = update.norm.running_mean
-        place = buffer.untyped_storage()._cdata, buffer.storage_offset()
+        place = storage_key(buffer), buffer.storage_offset()
         for waiting in self._rounds:
             if place not in waiting:
                 waiting[place] = update
@@ -423,7 +423,7 @@ def _has_kernels(x: Tensor) -> bool:
     """Whether there are kernels for a tensor's device and type."""
     return (
         x.is_cuda
-        and not isinstance(x, FakeTensor)
+        and not is_fake(x)
         and x.dtype in kernels.DTYPES
         and kernels.usable(x.device, x.dtype)
     )

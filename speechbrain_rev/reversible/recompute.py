@@ -30,7 +30,6 @@ from torch.autograd.graph import (
 )
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from speechbrain_rev.compression.activations import not_compressing
 from speechbrain_rev.kernels.fixed_point import format_of
@@ -64,6 +63,13 @@ from speechbrain_rev.reversible.state import (
     version_of,
 )
 from speechbrain_rev.reversible.streams import tangent_of
+from speechbrain_rev.torch_private import (
+    graph_is_kept,
+    storage_key,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 
 
 class Parameters:
@@ -123,12 +129,12 @@ class Gradients:
             [root.grad for root in given],
             allow_unused=True,
         )
-        storages = {root.grad.untyped_storage()._cdata for root in given}
+        storages = {storage_key(root.grad) for root in given}
         for i, grad in zip(used, slopes[len(inputs) :], strict=True):
             if grad is None:
                 continue
             dense = grad.layout is torch.strided
-            if dense and grad.untyped_storage()._cdata in storages:
+            if dense and storage_key(grad) in storages:
                 # What was handed in is added to later; this must not change with it.
                 grad = grad.clone()
             self.values[i] = grad
@@ -429,11 +435,6 @@ def _in_words(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> st
     return f"{list(shape)} {dtype} {device}"
 
 
-def graph_is_kept() -> bool:
-    """Whether the backward pass under way will be allowed a second time."""
-    return torch._C._autograd._get_current_graph_task_keep_graph()
-
-
 class JoinWarning(UserWarning):
     """A module was to run again with the one before it, and had to keep its input."""
 
@@ -496,7 +497,7 @@ class _Run:
         places = {id(x): place for place, x in enumerate(tensors)}
         self._leaves = [places.get(id(x), x) for x in leaves]
         self._are_tensors = [isinstance(x, Tensor) for x in leaves]
-        self._structure = tree_structure(self._given)
+        self._structure = tree_flatten(self._given)[1]
         del self._given
         self._tensors, self._versions = tensors, [*map(version_of, tensors)]
         self._join(tensors)

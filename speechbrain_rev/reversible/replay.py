@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
-from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev.reversible.flags import Flags
 from speechbrain_rev.reversible.state import (
@@ -38,6 +37,7 @@ from speechbrain_rev.reversible.state import (
     modules_of,
     version_of,
 )
+from speechbrain_rev.torch_private import in_transform, tree_leaves
 
 
 @dataclass(frozen=True)
@@ -255,8 +255,7 @@ def refuse_transforms() -> None:
         If one is under way: it runs functions of tensors alone, and a training step
         updates running statistics and keeps what a second run needs.
     """
-    forward_mode = torch.autograd.forward_ad._current_level >= 0
-    if forward_mode or torch._C._functorch.maybe_current_level() is not None:
+    if in_transform():
         raise RuntimeError(
             "Transforms of torch.func (grad, vmap, jvp, ...) and torch.autograd.forward_ad "
             "work in evaluation only: call eval() on the network first, or use "

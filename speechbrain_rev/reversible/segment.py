@@ -43,7 +43,6 @@ from speechbrain_rev.reversible.recompute import (
     Gradients,
     Parameters,
     Root,
-    graph_is_kept,
     refuse_double_backward,
 )
 from speechbrain_rev.reversible.replay import (
@@ -57,6 +56,7 @@ from speechbrain_rev.reversible.replay import (
 )
 from speechbrain_rev.reversible.state import modules_of, version_of
 from speechbrain_rev.reversible.streams import Stream, StreamFormat, Streams, tangent_of
+from speechbrain_rev.torch_private import graph_is_kept
 
 
 class AdditiveCoupling(nn.Module):

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from speechbrain_rev.kernels import fixed_point as kernels
 from speechbrain_rev.kernels.fixed_point import format_of, is_dense
 from speechbrain_rev.modes import STREAMS
 from speechbrain_rev.reversible import fixed_point as reference
+from speechbrain_rev.torch_private import is_fake, storage_key
 
 
 class StreamFormat:
@@ -142,7 +142,7 @@ class ExactFormat(StreamFormat):
         self, value: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
     ) -> Tensor:
         """Turn steps into floats, new ones."""
-        fused = value.is_cuda and not isinstance(value, FakeTensor)
+        fused = value.is_cuda and not is_fake(value)
         arithmetic = kernels if fused else reference
         return arithmetic.decode(value, self.steps, dtype, out)
 
@@ -207,7 +207,7 @@ def _arithmetic(x: Tensor, value: Tensor | None = None) -> Any:
     """Choose what computes on a tensor, and on a stream's value beside it."""
     fused = (
         x.is_cuda
-        and not isinstance(x, FakeTensor)
+        and not is_fake(x)
         and x.dtype in kernels.DTYPES
         and (value is None or is_dense(value))
         and kernels.usable(x.device, x.dtype)
@@ -378,7 +378,7 @@ class _Enter(torch.autograd.Function):
         # No zeros for the value, which has no gradient.
         ctx.set_materialize_grads(False)
         value = format.encode(x, largest)
-        if own and value.untyped_storage()._cdata == x.untyped_storage()._cdata:
+        if own and storage_key(value) == storage_key(x):
             value = value.clone()
         ctx.mark_non_differentiable(value)
         ctx.dtype = x.dtype

@@ -30,11 +30,8 @@ import torch
 from speechbrain.dataio.batch import PaddedBatch, PaddedData
 from speechbrain.utils.distributed import is_distributed_initialized
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from speechbrain_rev.devices import random_devices
 from speechbrain_rev.optim import state_bytes
@@ -50,6 +47,12 @@ from speechbrain_rev.planner.plan import shares
 from speechbrain_rev.planner.step import Alternative, trainable, with_blocks
 from speechbrain_rev.reversible.wrapping import store_blocks
 from speechbrain_rev.sizes import size_text, whole_bytes
+from speechbrain_rev.torch_private import (
+    AnyBatchNorm,
+    AnyDataLoaderIterator,
+    tree_leaves,
+    tree_map,
+)
 from speechbrain_rev.whole_files import write_whole
 
 #: In the run's folder: plans, and how often memory ran out in spite of them.
@@ -568,7 +571,7 @@ def _brain_copy(brain: sb.Brain, memo: dict[int, Any]) -> sb.Brain:
         if hasattr(module, "sync"):  # our own normalisation
             module.sync = False
         _run_all_layers(module)
-    anew = _replaced(_BaseDataLoaderIter, "__deepcopy__", _begun_anew)
+    anew = _replaced(AnyDataLoaderIterator, "__deepcopy__", _begun_anew)
     with _without_gradients(brain), anew:
         own.hparams = SimpleNamespace(
             **{k: _own(k, v, memo) for k, v in vars(brain.hparams).items()}
@@ -580,7 +583,7 @@ def _brain_copy(brain: sb.Brain, memo: dict[int, Any]) -> sb.Brain:
     return own
 
 
-def _begun_anew(batches: _BaseDataLoaderIter, memo: dict[int, Any]) -> Any:
+def _begun_anew(batches: AnyDataLoaderIterator, memo: dict[int, Any]) -> Any:
     """Copy an iterator of batches, as augmentation has one of its noise, from the start."""
     memo[id(batches._dataset)] = batches._dataset
     own: dict[str, Any] = {"sampler": copy.deepcopy(batches._index_sampler, memo)}
@@ -603,7 +606,7 @@ def _run_all_layers(module: nn.Module) -> None:
                 setattr(owner, name, 0.0)
 
 
-class _LocalBatchNorm(_BatchNorm):
+class _LocalBatchNorm(AnyBatchNorm):
     """What SyncBatchNorm is in one process."""
 
     def _check_input_dim(self, input: Tensor) -> None:

@@ -333,9 +333,7 @@ def test_transforms_of_functions_inside_a_block_are_refused_by_its_name(mode):
     chain = make_chain([coupling], mode="store" if mode == "alone" else mode)
     module = Recompute(slope()).train() if mode == "alone" else chain
     given = [inputs()] if mode == "alone" else [inputs(), inputs()]
-    with pytest.raises(
-        RuntimeError, match=r"calls a transform of torch\.func"
-    ):
+    with pytest.raises(RuntimeError, match=r"calls a transform of torch\.func"):
         module(*given)
 
 
