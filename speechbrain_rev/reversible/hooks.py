@@ -4,17 +4,15 @@ A network runs its blocks in order, and back in the backward pass. What is alive
 time it is at these moments is what a planner wants to know of each block; hooks do not
 show it, for chains call parts of their blocks by themselves.
 
-Hooks fire in both runs. A tensor that is made within the first run of a reconstructed
-function, which has no graph, and that somebody keeps has no gradient: an auxiliary loss on
-it is refused. Both are reported once, with the block and what to do.
+Hooks fire in both runs, which is reported once. A tensor that is made within the first run
+of a reconstructed function, and that somebody keeps, has no gradient: a loss on it is
+refused, with the block and what to do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
-import gc
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -104,7 +102,7 @@ _SHOWN = 5
 
 
 class WatchingWarning(UserWarning):
-    """Hooks that fire in both runs of a function, or tensors that lost their gradient."""
+    """Hooks that fire in both runs of a function."""
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -118,10 +116,12 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-#: Functions of which a tensor that somebody keeps was reported.
-_escaped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-#: Functions whose first run must not build a graph, for it would not end.
-_endless: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+#: Graphs of a function's first runs that are alive after it. A graph that holds itself, as
+#: hooks of saved tensors can make it that return what they are given, is so for ever.
+_alive: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[Node]]]
+_alive = weakref.WeakKeyDictionary()
+#: With so many alive, a function's first runs build no more.
+_MOST_ALIVE = 8
 #: Modules whose hooks were reported, and how many there were.
 _reported: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
@@ -230,6 +230,7 @@ class Sources:
         self._module = module
         self._name = f"{place} ({type(module).__name__})"
         self._nodes: list[weakref.ref[Node]] = []
+        self._input: weakref.ref[Node] | None = None
 
     def of(self, x: Tensor, *roots: Tensor) -> Tensor:
         """Give a tensor that leads back to a source, if it can have a gradient.
@@ -242,6 +243,14 @@ class Sources:
             y: Tensor = _Source.apply(x.detach().requires_grad_(), self, *roots)
         assert y.grad_fn is not None
         self._nodes.append(weakref.ref(y.grad_fn))
+        return y
+
+    def of_input(self, x: Tensor, *roots: Tensor) -> Tensor:
+        """Give the function's input, as a source if one of the roots has a gradient."""
+        if not roots:
+            return x.detach()
+        y = self.of(x, *roots)
+        self._input = self._nodes[-1] if self._nodes else None
         return y
 
     @contextlib.contextmanager
@@ -280,15 +289,6 @@ class Sources:
             for owner, name, p in places:
                 owner._parameters[name] = p  # type: ignore[assignment]
 
-    def _is_made_by_torch(self, x: Tensor) -> bool:
-        """Whether it is a weight that hooks of torch made for its layer."""
-        return any(
-            value is x
-            for m in self._module.modules()
-            if not all(map(_watches, m._forward_pre_hooks.values()))
-            for value in vars(m).values()
-        )
-
     def refuse(self) -> None:
         """Refuse gradients of what the first run made."""
         raise RuntimeError(
@@ -301,90 +301,20 @@ class Sources:
             self.refuse()
         return held.get()
 
-    def report(self) -> bool:
-        """Warn of a tensor that somebody keeps; say whether there is one."""
-        alive = {node for ref in self._nodes if (node := ref()) is not None}
-        if not alive or self._module in _escaped:
-            return bool(alive)
-        _escaped.add(self._module)
-        kept = [x for x in gc.get_objects() if _leads_to(x, alive)]
-        kept = [x for x in kept if not self._is_made_by_torch(x)]
-        if not kept:
-            return False
-        if not gc.get_freeze_count() and not any(_is_held(x, kept) for x in kept):
-            # Hooks of saved tensors that return what they are given, as save_on_cpu does
-            # on a CPU, let a graph hold itself until its backward pass. (Who is frozen
-            # is not found among those who hold a tensor.)
-            _endless.add(self._module)
-            return False
-        named = [
-            f"{name}.{key}".lstrip(".")
-            for name, m in self._module.named_modules()
-            for key, value in vars(m).items()
-            if any(value is x for x in kept)
-        ]
-        hooked = [
-            n or "itself" for n, m in self._module.named_modules() if has_hooks(m)
-        ]
-        what = [f"{list(x.shape)} {_origin(x)}" for x in kept]
-        where = (
-            f"as attribute {', '.join(named[:_SHOWN])}" if named
-            else f"perhaps by a hook on {', '.join(hooked[:_SHOWN])}" if hooked
-            else "by code outside of it"
-        )  # fmt: skip
-        warnings.warn(
-            f"{self._name} is reconstructed: a tensor of its first run "
-            f"({'; '.join(what[:_SHOWN])}) is kept {where}. It has no gradient, and a loss "
-            "on it is refused. Use mode='store' or "
-            "'recompute' for this block.",
-            WatchingWarning,
-            stacklevel=2,
-        )
-        return True
-
-
-def _origin(x: Tensor) -> str:
-    kind = type(x.grad_fn).__name__
-    return "that goes in" if kind == "_SourceBackward" else f"made by {kind}"
+    def is_input_kept(self) -> bool:
+        """Whether somebody keeps what is made of the input, once the run is over."""
+        alive = [node for node in self._nodes if node() is not None]
+        if alive:
+            earlier = [n for n in _alive.get(self._module, ()) if n() is not None]
+            _alive[self._module] = [*earlier, alive[0]]
+        return self._input is not None and self._input() is not None
 
 
 def may_keep(f: nn.Module) -> bool:
     """Whether somebody may keep a tensor that is made within a function."""
-    foreign = any(has_hooks(m) or may_have_state(m) for m in f.modules())
-    return foreign and f not in _endless
+    return any(has_hooks(m) or may_have_state(m) for m in f.modules())
 
 
-def _is_held(x: Any, kept: list[Any]) -> bool:
-    """Whether an object of Python holds a tensor, beside a tuple that nobody holds."""
-    owners = _owners_of(x, kept)
-    return any(
-        not isinstance(owner, tuple) or _owners_of(owner, owners) for owner in owners
-    )
-
-
-def _owners_of(x: Any, known: list[Any]) -> list[Any]:
-    """List what refers to an object, beside a list that is known and what runs here."""
-    here: tuple[type, ...] = types.FrameType, types.GeneratorType, type(iter([]))
-    return [
-        o for o in gc.get_referrers(x) if o is not known and not isinstance(o, here)
-    ]
-
-
-def _leads_to(x: Any, nodes: set[Node]) -> bool:
-    """Whether an object is a tensor whose graph leads back to one of some nodes."""
-    # A weak proxy of what is gone cannot be asked what it is.
-    if not issubclass(type(x), Tensor):
-        return False
-    try:
-        first = x.grad_fn
-    except RuntimeError:  # a view whose base was written to: torch refuses its gradient
-        return False
-    left, seen = [] if first is None else [first], set[Node]()
-    while left:
-        node = left.pop()
-        if node in nodes:
-            return True
-        if node not in seen:
-            seen.add(node)
-            left.extend(n for n, _ in node.next_functions if n is not None)
-    return False
+def builds_no_more(f: nn.Module) -> bool:
+    """Whether so many graphs of a function's first runs are alive that it builds no more."""
+    return sum(node() is not None for node in _alive.get(f, ())) >= _MOST_ALIVE

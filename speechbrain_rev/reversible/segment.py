@@ -33,6 +33,7 @@ from speechbrain_rev.reversible.convolution import (
 from speechbrain_rev.reversible.hooks import (
     Moment,
     Sources,
+    builds_no_more,
     has_hooks,
     may_keep,
     notify,
@@ -587,20 +588,21 @@ def _first_run(
     """Run a function.
 
     Say as well whether plain autograd would give its output a graph, and whether somebody
-    keeps a tensor of it.
+    may keep what is made of its input.
     """
     version = version_of(x)
-    if not may_keep(f):
+    keepable = may_keep(f)
+    if not keepable or builds_no_more(f):
         y, recording = first_run(f, *arguments(x, mask))
         check_residual(f, x, y, version)
         has_graph = bool(roots) or any(p.requires_grad for p in f.parameters())
-        return y, recording, has_graph, False
+        return y, recording, has_graph, keepable
     sources = Sources(f, place)
     with recorded(modules_of(f), x) as recording, sources.in_place():
-        y = f(*arguments(sources.of(x, *roots) if roots else x.detach(), mask))
+        y = f(*arguments(sources.of_input(x, *roots), mask))
     check_residual(f, x, y, version)
     y, has_graph = y.detach(), y.requires_grad
-    return y, recording, has_graph, sources.report()
+    return y, recording, has_graph, sources.is_input_kept()
 
 
 def adds_to_stream(f: nn.Module) -> bool:

@@ -251,16 +251,28 @@ ENGINE = [
         STATE_TESTS("was_empty"),
     ),
     SEGMENT_CODE(
-        "11: a kept tensor is not reported",
-        "has_graph, sources.report()",
-        "has_graph, False",
-        WATCHING("keeps_has_its_gradient"),
+        "11: what somebody keeps of many runs is written over",
+        "return y, recording, has_graph, keepable",
+        "return y, recording, has_graph, False",
+        WATCHING("keeps_of_many_runs"),
     ),
     WATCHING_CODE(
         "11: a loss on a kept tensor trains nothing",
         "            ctx.sources.refuse()\n",
         "            pass\n",
         WATCHING("loss_on_it_is_refused"),
+    ),
+    WATCHING_CODE(
+        "11: graphs that hold themselves are built without end",
+        ">= _MOST_ALIVE",
+        "< 0",
+        WATCHING("hold_themselves"),
+    ),
+    SEGMENT_CODE(
+        "11: what somebody keeps of the input is written over",
+        "has_graph, sources.is_input_kept()",
+        "has_graph, False",
+        WATCHING("keeps_of_many_runs"),
     ),
     WATCHING_CODE(
         "11: hooks fire twice without a word",
