@@ -328,7 +328,7 @@ KNOBS = {
     ),
     "cudnn_benchmark": _switch("ours, for equal bits in every mode"),
     "cudnn_deterministic": _switch("ours, for equal bits in every mode"),
-    "verify": Knob("str", "ours", null=True, one_of=("warn", "raise")),
+    "verify": Knob("str", "ours", null=True, one_of=("first", "raise", "warn")),
     "sync_batchnorm": _switch("ours; the paper states nothing"),
     "zero_init_residual": _switch(
         "Goyal et al. 2017, section 5.1; ours, by the study: after 8 epochs the EER of "

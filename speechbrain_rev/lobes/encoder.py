@@ -43,7 +43,7 @@ from speechbrain_rev.modes import (
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.flags import Flags, cudnn_flags
 from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_end
-from speechbrain_rev.reversible.monitor import Verify
+from speechbrain_rev.reversible.monitor import Verify, check_verify
 from speechbrain_rev.reversible.norm import BatchNorm, updated_together
 from speechbrain_rev.reversible.recompute import trains
 from speechbrain_rev.reversible.streams import Streams, as_format
@@ -69,9 +69,11 @@ class SpeakerEncoder(nn.Module):
         Number format of reversible streams. Exact ones are fixed-point numbers below
         16,384, from which every memory mode makes the same gradients to the bit. Float
         ones are reconstructed up to an error that grows with depth.
-    verify : {"warn", "raise"} or None
-        What happens if exact streams are not reconstructed to the bit, because
-        something does not compute the same twice; None looks at nothing.
+    verify : {"first", "raise", "warn"} or None
+        What happens if exact streams are not reconstructed to the bit, or a recomputed
+        block saves something else, because something does not compute the same twice.
+        "first" raises in the first step, after each block, and warns later; None looks at
+        nothing.
     verify_every : int
         Forward passes in training from one look to the next.
     chunk : int, "auto" or None
@@ -134,7 +136,7 @@ class SpeakerEncoder(nn.Module):
         embedding_dim: int = 256,
         mode: Mode | str | Mapping[str, Mode | str] | AppliedPlan | None = None,
         streams: str = "exact",
-        verify: Verify | None = "warn",
+        verify: Verify | None = "first",
         verify_every: int = 100,
         chunk: int | str | None = "auto",
         memory_format: str = "contiguous",
@@ -154,6 +156,8 @@ class SpeakerEncoder(nn.Module):
         check_switch("cudnn_deterministic", cudnn_deterministic)
         self.cudnn_benchmark = cudnn_benchmark
         self.cudnn_deterministic = cudnn_deterministic
+        check_verify(verify)
+        self.verify = verify
         parts = parts_of(
             name,
             n_mels=n_mels,
@@ -503,7 +507,7 @@ class _EngineRunner(Runner):
 
     def __init__(self, encoder: SpeakerEncoder, masks: list[Tensor | None]) -> None:
         super().__init__(masks)
-        self.modes = encoder._modes
+        self.modes, self.verify = encoder._modes, encoder.verify
         self.channels = unit_channels(encoder.channels, encoder.geometry)
         self.channels_last = encoder.memory_format == "channels_last"
 
@@ -521,6 +525,7 @@ class _EngineRunner(Runner):
                 sizes,
                 recomputes=mode.spec.runs_twice,
                 joins=mode.spec.joins,
+                verify=self.verify,
             )
         if self.channels_last:
             # A view already, but where torch has no kernel of this layout.
@@ -559,7 +564,7 @@ def build_encoder(
     embedding_dim: int = 256,
     mode: Mode | str | Mapping[str, Mode | str] | AppliedPlan | None = None,
     streams: str = "exact",
-    verify: Verify | None = "warn",
+    verify: Verify | None = "first",
     verify_every: int = 100,
     chunk: int | str | None = "auto",
     memory_format: str = "contiguous",

@@ -37,9 +37,9 @@ from speechbrain_rev.reversible.convolution import (
 )
 from speechbrain_rev.reversible.flags import Flags
 from speechbrain_rev.reversible.hooks import has_hooks
+from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.recompute import (
-    recompute,
     recompute_call,
     recompute_each,
     trains,
@@ -407,6 +407,7 @@ def run_unit(
     *,
     recomputes: bool,
     joins: bool = False,
+    verify: Verify | None = "first",
 ) -> Tensor:
     """Run a unit, in training on some channels at a time.
 
@@ -425,6 +426,8 @@ def run_unit(
     joins : bool
         Whether it is so together with the unit before it, where it works on all channels
         at once.
+    verify : {"first", "raise", "warn"} or None
+        What follows where it computes something else then.
 
     Returns
     -------
@@ -442,8 +445,9 @@ def run_unit(
     if not splits or not trains(unit) or None in sizes:
         if recomputes:
             again = recompute_call(
-                unit, unit, (masks, x), {}, joins=joins, shares_casts=False
-            )
+                unit, unit, (masks, x), {},
+                joins=joins, shares_casts=False, verify=verify,
+            )  # fmt: skip
             return cast(Tensor, again)
         return cast(Tensor, unit(masks, x))
     unit, channels = cast(Unit, unit), Channels(*cast(list[int], sizes))
@@ -458,7 +462,10 @@ def run_unit(
     if unit.is_one_layer() and isinstance(x, Tensor):
         return unit.in_pieces(_recomputed_alone, channels, masks, x)
     pieces = InPieces(unit, recompute_each, channels)
-    return cast(Tensor, recompute(pieces, masks, x))
+    again = recompute_call(
+        pieces, pieces, (masks, x), {}, shares_casts=False, verify=verify
+    )
+    return cast(Tensor, again)
 
 
 def _recomputed_alone(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_e
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
 from speechbrain_rev.reversible.norm import updated_together
 from speechbrain_rev.reversible.recompute import (
-    recompute,
+    recompute_call,
     refuse_what_cannot_run_again,
     trains,
 )
@@ -67,9 +68,10 @@ class ReversibleChain(nn.Module):
         Number format of the streams: fixed-point numbers below 16,384, from which every
         mode makes the same gradients to the bit, or floats, which are reconstructed up
         to an error that grows with depth.
-    verify : {"warn", "raise"} or None
+    verify : {"first", "raise", "warn"} or None
         What happens if exact streams are not reconstructed to the bit, because
-        something does not compute the same twice; None looks at nothing.
+        something does not compute the same twice. "first" raises in the first step, after
+        each block, and warns later; None looks at nothing.
     verify_every : int
         Forward passes in training from one look to the next.
     chunk : int or None
@@ -111,7 +113,7 @@ class ReversibleChain(nn.Module):
         *,
         mode: Mode | str | Sequence[Mode | str] = Mode.RECONSTRUCT,
         streams: str = "exact",
-        verify: Verify | None = "warn",
+        verify: Verify | None = "first",
         verify_every: int = 100,
         chunk: int | None = None,
     ) -> None:
@@ -307,13 +309,15 @@ class ReversibleChain(nn.Module):
                 streams = reconstruct(blocks, held, mask, notes, here[0][0], self.chunk)
                 notify(blocks[-1], Moment.FORWARD_ENDS)
             else:
-                again = mode.spec.runs_twice
+                call: _Call = _stored
+                if mode.spec.runs_twice:
+                    call = functools.partial(_recomputed, verify=self.monitor.verify)
                 for i, block in enumerate(blocks, here[0][0]):
                     rows = notes.row(1 + 2 * i), notes.row(2 + 2 * i)
                     notify(block, Moment.FORWARD_BEGINS)
                     with mode.spec.around():
                         streams = _couple(
-                            block, streams, mask, again, shared, self.chunk, rows
+                            block, streams, mask, call, shared, self.chunk, rows
                         )
                     notify_end(block, streams.second.tangent)
         return streams
@@ -387,11 +391,23 @@ def _mode_of(place: tuple[int, tuple[Mode, nn.Module]]) -> Mode:
     return place[1][0]
 
 
+#: Runs a residual function on its inputs.
+_Call = Callable[..., Any]
+
+
+def _stored(f: nn.Module, *inputs: Any) -> Any:
+    return f(*inputs)
+
+
+def _recomputed(f: nn.Module, *inputs: Any, verify: Verify | None) -> Any:
+    return recompute_call(f, f, inputs, {}, shares_casts=False, verify=verify)
+
+
 def _couple(
     block: AdditiveCoupling,
     streams: Streams,
     mask: Tensor | None,
-    again: bool,
+    call: _Call,
     shared: set[int],
     chunk: int | None,
     rows: tuple[Tensor | None, Tensor | None],
@@ -400,11 +416,11 @@ def _couple(
     first, second, format, validity = streams
     pieces = pieces_of(block.f, chunk)
     for piece, x in zip(pieces, _read_for(pieces, second, format), strict=True):
-        f, second = _residual(piece, x, second, mask, again, shared)
+        f, second = _residual(piece, x, second, mask, call, shared)
         first = add(first, f, format, rows[0])
     pieces = pieces_of(block.g, chunk)
     for piece, x in zip(pieces, _read_for(pieces, first, format), strict=True):
-        g, first = _residual(piece, x, first, mask, again, shared)
+        g, first = _residual(piece, x, first, mask, call, shared)
         second = add(second, g, format, rows[1])
     return Streams(first, second, format, validity)
 
@@ -427,17 +443,16 @@ def _residual(
     x: Tensor,
     stream: Stream,
     mask: Tensor | None,
-    again: bool,
+    call: _Call,
     shared: set[int],
 ) -> tuple[Tensor, Stream]:
     """Compute a residual of what was read of a stream; give the stream as it goes on."""
     with stored_run(f, x, shared):
         if adds_to_stream(f):
-            given = x, mask, stream.tangent
-            y, tangent = recompute(f, *given) if again else f(*given)
+            y, tangent = call(f, x, mask, stream.tangent)
             stream = stream._replace(tangent=tangent)
-        elif again:
-            y = recompute(f, *arguments(x, mask))
+        elif call is not _stored:
+            y = call(f, *arguments(x, mask))
         else:
             return residual(f, x, mask), stream
     check_shape(f, x, y)

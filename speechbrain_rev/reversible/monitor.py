@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from speechbrain_rev.torch_private import is_fake
 
-Verify = Literal["warn", "raise"]
+#: What follows where a second run differs: "first" raises in a first step and warns later.
+Verify = Literal["first", "raise", "warn"]
 
 #: Spreads positions over 64 bit: 2**64 / the golden ratio, as a signed number.
 _SPREAD = -0x61C8864680B583EB
@@ -36,7 +38,22 @@ class StreamWarning(UserWarning):
 
 
 class StreamError(RuntimeError):
-    """Streams were not reconstructed to the bit, and ``verify="raise"`` was asked for."""
+    """Streams were not reconstructed to the bit, in a first step or under "raise"."""
+
+
+def check_verify(verify: object) -> None:
+    """Refuse what ``verify`` cannot be."""
+    if verify not in ("first", "raise", "warn", None):
+        raise ValueError(
+            f"verify is {verify!r}; it must be 'first' (raise in the first step, then "
+            "warn), 'raise', 'warn', or None to compare nothing."
+        )
+
+
+def kernels_may_differ(device: torch.device) -> bool:
+    """Whether the user lets cuDNN take kernels that do not compute the same twice."""
+    cudnn = torch.backends.cudnn
+    return device.type == "cuda" and (cudnn.benchmark or not cudnn.deterministic)
 
 
 def checksum(values: Sequence[Tensor]) -> Tensor:
@@ -94,11 +111,14 @@ class StreamNotes:
         Counts checksums that did not agree; None in steps without comparison.
     chain : str
         What messages call the chain.
+    differs : callable or None
+        In a first step, in which each block is compared: reports one, by its place.
     """
 
     largest: Tensor | None = None
     mismatches: Tensor | None = None
     chain: str = "the chain"
+    differs: Callable[[int], None] | None = None
 
     def place(self, row: int) -> str:
         """Say which residual function a row is of."""
@@ -115,8 +135,10 @@ class Monitor:
 
     Parameters
     ----------
-    verify : {"warn", "raise"} or None
-        What follows when reconstructed streams are not the original ones to the bit;
+    verify : {"first", "raise", "warn"} or None
+        What follows when reconstructed streams are not the original ones to the bit.
+        "first" raises in the first step, before a gradient leaves the chain, and warns
+        later, or always where cuDNN may take kernels that do not compute the same twice.
         None leaves the comparison out.
     every : int
         Forward passes in training from one comparison to the next.
@@ -127,12 +149,8 @@ class Monitor:
         If verify or every is something else.
     """
 
-    def __init__(self, verify: Verify | None = "warn", every: int = 100) -> None:
-        if verify not in ("warn", "raise", None):
-            raise ValueError(
-                f"verify is {verify!r}; it must be 'warn', 'raise', or None to compare "
-                "nothing."
-            )
+    def __init__(self, verify: Verify | None = "first", every: int = 100) -> None:
+        check_verify(verify)
         if type(every) is not int or every < 1:
             raise ValueError(
                 f"verify_every is {every!r}; it must be a whole number of forward "
@@ -189,12 +207,21 @@ class Monitor:
             self._open(rows, limit, device)
         self.report(limit, wait=False)
         due = self.verify is not None and self._steps % self.every == 0
+        magnitudes = torch.zeros(rows, 2, dtype=torch.float32, device=device)
+        differs = None
+        if due and self._steps == 0 and has_values(magnitudes):
+            warns = self.verify == "first" and kernels_may_differ(device)
+            differs = partial(self._report_block, self.verify != "warn" and not warns)
         self._steps += 1
         return StreamNotes(
-            torch.zeros(rows, 2, dtype=torch.float32, device=device),
-            self._mismatches if due else None,
-            self.name,
+            magnitudes, self._mismatches if due else None, self.name, differs
         )
+
+    def _report_block(self, raises: bool, block: int) -> None:
+        text = f"In block {block} of {self.name}: {_REMEDY}"
+        if raises:
+            raise StreamError(text)
+        self._warn_once("mismatch", text)
 
     def _open(self, rows: int, limit: float, device: torch.device) -> None:
         """Begin a new table, once what is in an old one was reported."""

@@ -35,12 +35,11 @@ from speechbrain_rev.compression.activations import not_compressing
 from speechbrain_rev.kernels.fixed_point import format_of
 from speechbrain_rev.reversible.comparison import (
     Comparison,
-    VerifyCalls,
     begin_comparison,
-    check_verify,
     in_words,
 )
 from speechbrain_rev.reversible.hooks import Held, report_hooks
+from speechbrain_rev.reversible.monitor import Verify, check_verify
 from speechbrain_rev.reversible.replay import (
     Place,
     RunRecord,
@@ -230,9 +229,7 @@ class Recompute(nn.Module):
     torch.Size([2, 8])
     """
 
-    def __init__(
-        self, module: nn.Module, *, verify: VerifyCalls | None = "first"
-    ) -> None:
+    def __init__(self, module: nn.Module, *, verify: Verify | None = "first") -> None:
         super().__init__()
         check_verify(verify)
         self.module, self.verify = module, verify
@@ -305,7 +302,7 @@ def recompute_call(
     *,
     joins: bool = False,
     shares_casts: bool = True,
-    verify: VerifyCalls | None = "first",
+    verify: Verify | None = "first",
 ) -> Any:
     """Recompute a function of a module, as ``recompute`` does a module of ours.
 
@@ -486,7 +483,7 @@ class _Run:
         self,
         modules: Sequence[nn.Module],
         shares_casts: bool,
-        verify: VerifyCalls | None,
+        verify: Verify | None,
     ) -> Any:
         """Run the module; what its operations save is dropped at once."""
         (inputs, keywords), owner = self._given, self._owner

@@ -453,9 +453,11 @@ class _Reconstruct(torch.autograd.Function):
                 if _is_watched(f):
                     ctx.in_place = False
                     report_hooks(modules_of(f), f"{notes.place(i)} is reconstructed")
-        ctx.notes, ctx.expected = notes, None
+        ctx.notes, ctx.start = notes, start
+        #: Checksums of what blocks take: of the first one, or of each in a first step.
+        ctx.expected = {}
         if notes.mismatches is not None:
-            ctx.expected = checksum(values)
+            ctx.expected[0] = checksum(values)
         kept, changed = values.pop().detach(), values.pop().detach()
         #: Whether what each function reads has a gradient.
         ctx.needed = []
@@ -467,6 +469,8 @@ class _Reconstruct(torch.autograd.Function):
             block, half_of_block = divmod(i - 1 - 2 * start, 2)
             if half_of_block == 0:
                 notify(blocks[block], Moment.FORWARD_BEGINS)
+                if notes.differs is not None and block > 0:
+                    ctx.expected[block] = checksum([changed, kept])
             in_place = ctx.in_place and i > 2 * start + spared
             x = format.decode(kept, ctx.dtype) if floats is None else floats
             x, floats = _narrowed(x, half, Autocast.now({x.device})), None
@@ -524,6 +528,7 @@ class _Reconstruct(torch.autograd.Function):
         # Reconstructed in reverse order: G sees the y1 that it saw in the forward.
         for i, half in reversed(list(enumerate(ctx.halves))):
             if i % 2 == 1:
+                _compare(ctx, i // 2 + 1, [kept, changed])
                 notify(ctx.blocks[i // 2], Moment.BACKWARD_BEGINS)
             of_y = of_changed.value
             if of_y is None:
@@ -576,10 +581,19 @@ class _Reconstruct(torch.autograd.Function):
                 del leaf, leaves, roots, wanted
             del x
             kept, changed, of_kept, of_changed = changed, kept, of_changed, of_kept
-        if ctx.expected is not None:
-            differs = checksum([kept, changed]) != ctx.expected
-            ctx.notes.mismatches.add_(differs.any())
+        _compare(ctx, 0, [kept, changed])
         return (None,) * 8 + (of_kept.value, of_changed.value, *gradients.values)
+
+
+def _compare(ctx: Any, block: int, streams: list[Tensor]) -> None:
+    """Compare what a block took with what was reconstructed, where that is due."""
+    if (expected := ctx.expected.get(block)) is None:
+        return
+    differs = (checksum(streams) != expected).any()
+    if ctx.notes.differs is None:
+        ctx.notes.mismatches.add_(differs)
+    elif differs:
+        ctx.notes.differs(ctx.start + block)
 
 
 def _first_run(

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from speechbrain_rev.modes import Mode
-from speechbrain_rev.reversible.comparison import VerifyCalls, check_verify
+from speechbrain_rev.reversible.monitor import Verify, check_verify
 from speechbrain_rev.reversible.recompute import (
     Recompute,
     recompute_call,
@@ -32,7 +32,7 @@ _SHOWN = 20
 
 
 def recompute_blocks(
-    network: Network, *names: str, verify: VerifyCalls | None = "first"
+    network: Network, *names: str, verify: Verify | None = "first"
 ) -> Network:
     """Make submodules compute their activations again instead of storing them.
 
@@ -142,7 +142,7 @@ def give_mode(
     network: nn.Module,
     mode: Mode,
     *names: str,
-    verify: VerifyCalls | None = "first",
+    verify: Verify | None = "first",
 ) -> None:
     """Give submodules a mode that needs no inverse.
 
@@ -295,7 +295,7 @@ class _Recomputed(nn.Module):
     #: The class that a module had before.
     _stored: type[nn.Module]
     _mode: Mode
-    _verify: VerifyCalls | None
+    _verify: Verify | None
 
     def _get_name(self) -> str:
         """Show in the printed network what is recomputed."""
@@ -312,7 +312,7 @@ class _Recomputed(nn.Module):
 
 
 def _recomputed(
-    stored: type[nn.Module], mode: Mode, verify: VerifyCalls | None
+    stored: type[nn.Module], mode: Mode, verify: Verify | None
 ) -> type[nn.Module]:
     """Give the subclass of a class that recomputes; it has the same name."""
     for cls in stored.__subclasses__():
@@ -352,7 +352,7 @@ def _new(
     stored: type[nn.Module],
     *arguments: Any,
     mode: Mode = Mode.RECOMPUTE,
-    verify: VerifyCalls | None = "first",
+    verify: Verify | None = "first",
 ) -> nn.Module:
     """Make an empty module that recomputes, which a copy or a pickle then fills."""
     cls = _recomputed(stored, mode, verify)

@@ -200,7 +200,7 @@ def _settings_in(
             "Blocks begin with random weights: as zero_init_residual has them they add "
             "nothing in the first steps."
         )
-    if own.get("verify") == "raise":
+    if own.get("verify") in ("first", "raise"):
         # A step that raises could not be compared.
         own["verify"] = "warn"
     plan, lists = (Path(settings[f"{name}_folder"]) for name in ("output", "save"))

@@ -10,6 +10,7 @@ REPLAY_CODE = Source("speechbrain_rev/reversible/replay.py")
 SEGMENT_CODE = Source("speechbrain_rev/reversible/segment.py")
 RECOMPUTE = Tests("tests/unit/reversible/test_recompute.py")
 GENERATED = Tests("tests/unit/reversible/test_generated.py")
+MONITOR = Tests("tests/unit/reversible/test_monitor.py")
 WATCHING = Tests("tests/unit/reversible/test_hooks.py")
 HOOKS = Tests("tests/unit/lobes/test_stages.py")
 WATCHING_CODE = Source("speechbrain_rev/reversible/hooks.py")
@@ -65,8 +66,8 @@ ENGINE = [
     ),
     CHAIN_CODE(
         "6: recomputation stores",
-        "again = mode.spec.runs_twice",
-        "again = False",
+        "call = functools.partial(_recomputed, verify=self.monitor.verify)",
+        "pass",
         CHAIN("two_streams_of_each_block"),
     ),
     REPLAY_CODE(
@@ -273,6 +274,12 @@ ENGINE = [
         "has_graph, sources.is_input_kept()",
         "has_graph, False",
         WATCHING("keeps_of_many_runs"),
+    ),
+    SEGMENT_CODE(
+        "11: blocks of a first step are not compared",
+        "if notes.differs is not None and block > 0:",
+        "if False:",
+        MONITOR("block_that_differs"),
     ),
     WATCHING_CODE(
         "11: hooks fire twice without a word",

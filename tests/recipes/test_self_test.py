@@ -133,7 +133,8 @@ class Differs(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings(
-    "ignore:.*reconstruct:speechbrain_rev.reversible.StreamWarning"
+    "ignore:.*reconstruct:speechbrain_rev.reversible.StreamWarning",
+    "ignore::speechbrain_rev.reversible.comparison.RecomputeWarning",
 )
 def test_a_block_that_does_not_compute_the_same_twice_ends_it_with_status_1(
     noise_test, monkeypatch

@@ -186,7 +186,8 @@ def test_both_memory_formats_hold_the_same_bytes_with_data_and_without(name):
         if ARCHITECTURES[name].reversible:
             sizes["chunk"] = 100_000
         with where:
-            encoder = tiny(name, memory_format=memory_format, **sizes)
+            # Fake tensors are not compared.
+            encoder = tiny(name, memory_format=memory_format, verify=None, **sizes)
             for p in encoder.parameters():
                 p.grad = torch.zeros_like(p)
             x = torch.randn(2, 100, 24)
@@ -465,8 +466,10 @@ class Looks(TorchDispatchMode):
 
 def test_a_step_asks_the_device_for_nothing():
     encoder = tiny("df_revnet89", verify="raise", verify_every=1)
+    # The first step reads what was compared, before it ends.
+    encoder(torch.randn(2, 43, 80)).sum().backward()
     with Looks() as looks:
-        for _ in range(2):  # the second step reads the notes of the first
+        for _ in range(2):  # each step reads the notes of the one before
             encoder(torch.randn(2, 43, 80)).sum().backward()
         assert looks.count == 0
         bool(torch.ones(()) > 0)

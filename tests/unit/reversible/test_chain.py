@@ -468,7 +468,7 @@ def to_half(dtype=torch.bfloat16, device="cpu"):
         (of_settings(mode=["store"]), "1 modes were given for 2 blocks"),
         (of_settings(streams="double"), "'double'; the formats are 'exact', 'float'"),
         (of_settings(chunk=0), "chunk is 0; it must be None or at least 1"),
-        (of_settings(verify="shout"), "'warn', 'raise', or None"),
+        (of_settings(verify="shout"), "'raise', 'warn', or None"),
         (of_settings(verify_every=0), "verify_every is 0.* at least 1"),
         (of_settings(verify_every=1.5), "verify_every is 1.5"),
         (of_settings([Scaled(conv(), conv())]), "Give AdditiveCoupling"),

@@ -11,7 +11,12 @@ from speechbrain_rev.reversible import (
     Mode,
     ReversibleChain,
 )
-from speechbrain_rev.reversible.monitor import StreamError, StreamWarning, checksum
+from speechbrain_rev.reversible.monitor import (
+    StreamError,
+    StreamWarning,
+    checksum,
+    kernels_may_differ,
+)
 from speechbrain_rev.reversible.streams import FORMATS
 
 from .chains import (
@@ -159,9 +164,11 @@ def trained(change, **settings):
 def test_a_second_run_that_differs_raises_where_asked_and_is_reported_once(
     change, recwarn
 ):
-    with pytest.raises(StreamError, match="recompute"):
-        trained(change, verify="raise")(*streams(torch.float32))
-    chain = trained(change)
+    for verify in ("first", "raise"):
+        with pytest.raises(StreamError, match=r"In block 1 of the chain: .*recompute"):
+            trained(change, verify=verify)
+    assert not recwarn
+    chain = trained(change, verify="warn")
     for _ in range(3):
         step(chain, streams(torch.float32), FLOAT32)
     message = "does not compute the same twice"
@@ -179,6 +186,38 @@ def test_streams_are_compared_every_so_many_steps():
         step(chain, streams(torch.float32), FLOAT32)
     with pytest.raises(StreamError):
         chain.check_streams()
+
+
+def test_later_steps_warn_by_default():
+    changes = [lambda y: y]
+    chain = trained(lambda y: changes[-1](y), verify_every=2)
+    changes.append(CHANGES["one_step_up"])
+    for _ in range(2):
+        step(chain, streams(torch.float32), FLOAT32)
+    with pytest.warns(StreamWarning, match="In the chain: .*recompute"):
+        chain.check_streams()
+
+
+def test_the_block_that_differs_in_a_first_step_is_named():
+    blocks = [AdditiveCoupling(disturbed(), nn.Identity()) for _ in range(3)]
+    for i, block in enumerate(blocks):
+        change = CHANGES["one_step_up"] if i == 1 else lambda y: y
+        block.f.globals = as_global(change=change)
+    chain = ReversibleChain(blocks, streams="exact")
+    with pytest.raises(StreamError, match="In block 1 of the chain"):
+        step(chain, streams(torch.float32), FLOAT32)
+    assert all(p.grad is None for p in chain.parameters())
+
+
+@pytest.mark.parametrize("flag", ["benchmark", "deterministic"])
+def test_where_kernels_may_differ_the_first_step_warns(flag, monkeypatch):
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    assert not kernels_may_differ(gpu)
+    monkeypatch.setattr(torch.backends.cudnn, flag, flag == "benchmark")
+    assert kernels_may_differ(gpu)
+    assert not kernels_may_differ(cpu)
 
 
 def weight(place):
