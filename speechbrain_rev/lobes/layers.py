@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -318,28 +319,6 @@ class Unit(nn.Module, abc.ABC):
         return False
 
 
-class InPieces(nn.Module):
-    """A unit that works in pieces, as a module.
-
-    Parameters
-    ----------
-    unit : Unit
-        The unit.
-    call : callable
-        Calls the pieces.
-    channels : Channels
-        Channels at a time.
-    """
-
-    def __init__(self, unit: Unit, call: CallEach, channels: Channels) -> None:
-        super().__init__()
-        self.unit, self.call, self.channels = unit, call, channels
-
-    def forward(self, masks: Masks, given: Tensor | Reading) -> Tensor:
-        """Run the unit."""
-        return self.unit.in_pieces(self.call, self.channels, masks, given)
-
-
 def stored_each(
     modules: Sequence[nn.Module],
     arguments: Sequence[tuple[Any, ...]],
@@ -461,9 +440,9 @@ def run_unit(
             return unit.in_pieces(stored_each, channels, masks, x)
     if unit.is_one_layer() and isinstance(x, Tensor):
         return unit.in_pieces(_recomputed_alone, channels, masks, x)
-    pieces = InPieces(unit, recompute_each, channels)
+    pieces = functools.partial(unit.in_pieces, recompute_each, channels)
     again = recompute_call(
-        pieces, pieces, (masks, x), {}, shares_casts=False, verify=verify
+        pieces, unit, (masks, x), {}, shares_casts=False, verify=verify
     )
     return cast(Tensor, again)
 

@@ -36,6 +36,7 @@ from speechbrain_rev.modes import (
 from speechbrain_rev.planner.memory import is_out_of_memory
 from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleChain
 from speechbrain_rev.reversible.hooks import Moment, notify, notify_end
+from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.recompute import JoinWarning, kept_its_input
 from speechbrain_rev.reversible.replay import Autocast
 from speechbrain_rev.reversible.wrapping import chosen_blocks, give_mode, mode_of
@@ -71,6 +72,8 @@ class NamedBlocks:
     *blocks : str
         Names of submodules, or patterns of them, as for ``recompute_blocks``. Blocks of
         chains need no names. All must run once in a step, one after the other.
+    verify : {"first", "raise", "warn"} or None
+        Of the blocks that were named, as for ``recompute_blocks``.
 
     Raises
     ------
@@ -85,8 +88,10 @@ class NamedBlocks:
     {'0': 'store', '1': 'recompute'}
     """
 
-    def __init__(self, module: nn.Module, *blocks: str) -> None:
-        self.module = module
+    def __init__(
+        self, module: nn.Module, *blocks: str, verify: Verify | None = "first"
+    ) -> None:
+        self.module, self.verify = module, verify
         chains = {
             name: chain
             for name, chain in module.named_modules()
@@ -185,7 +190,7 @@ class NamedBlocks:
                 chain, i = self._chained[name]
                 chain.set_mode([*chain.modes[:i], m, *chain.modes[i + 1 :]])
             else:
-                give_mode(self.module, m, name)
+                give_mode(self.module, m, name, verify=self.verify)
         if isinstance(self.module, ReversibleChain):
             return  # It compresses by itself.
         if is_lossless(self.block_modes().values()):
@@ -279,7 +284,9 @@ def _ends(block: nn.Module, _: Any, outputs: Any) -> None:
     notify_end(block, *wanted)
 
 
-def as_network(module: nn.Module, blocks: str | Sequence[str] = ()) -> Network:
+def as_network(
+    module: nn.Module, blocks: str | Sequence[str] = (), verify: Verify | None = "first"
+) -> Network:
     """Take a module for a network of blocks.
 
     Parameters
@@ -288,6 +295,8 @@ def as_network(module: nn.Module, blocks: str | Sequence[str] = ()) -> Network:
         An encoder of ours, which has blocks by itself, or any other module.
     blocks : str or sequence of str
         Names or patterns, for other modules; a str is one of them.
+    verify : {"first", "raise", "warn"} or None
+        Of blocks of other modules, as for ``recompute_blocks``.
 
     Returns
     -------
@@ -308,7 +317,7 @@ def as_network(module: nn.Module, blocks: str | Sequence[str] = ()) -> Network:
     if isinstance(blocks, str):
         blocks = [blocks]
     if not all(hasattr(module, name) for name in _ASKED):
-        return NamedBlocks(module, *blocks)
+        return NamedBlocks(module, *blocks, verify=verify)
     if blocks:
         raise ValueError(
             f"{type(module).__name__} names its blocks by itself; leave out blocks="

@@ -32,6 +32,7 @@ from speechbrain_rev.planner.network import (
 )
 from speechbrain_rev.planner.search import in_turn, repeated_blocks
 from speechbrain_rev.planner.trace import Run
+from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.wrapping import chosen_blocks, mode_refusal
 from speechbrain_rev.sizes import reserve_of
@@ -116,6 +117,9 @@ class Step:
         What the inputs are, in words.
     blocks : tuple of str
         Names of submodules, or patterns, if the module does not name its blocks itself.
+    verify : {"first", "raise", "warn"} or None
+        Of these blocks, as for ``recompute_blocks``. Unless it is "warn" or None, a trial
+        that finds a difference raises, whatever kernels may do.
     precision : {"fp32", "bf16", "fp16"}
         Of the autocast that it runs under; fp32 leaves it as it is.
     fixed_bytes : callable
@@ -154,6 +158,7 @@ class Step:
     )
     samples: str = "the example batch"
     blocks: tuple[str, ...] = ()
+    verify: Verify | None = "first"
     precision: str = "fp32"
     fixed_bytes: Callable[[int], int] = field(default=lambda batch: 0)
     is_card: bool = False
@@ -301,7 +306,8 @@ class Step:
                 bar.set_postfix_str(f"batch {batch}", refresh=False)
                 bar.update()
 
-        return Trial(own, as_network(own, self.blocks), run)
+        verify: Verify | None = "raise" if self.verify == "first" else self.verify
+        return Trial(own, as_network(own, self.blocks, verify), run)
 
     def autocast(
         self, device: torch.device

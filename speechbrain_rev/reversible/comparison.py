@@ -8,7 +8,6 @@ gradient, and agree with one.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any
 
@@ -21,6 +20,7 @@ from speechbrain_rev.reversible.monitor import (
     has_values,
     kernels_may_differ,
     to_host,
+    warn_of_difference,
 )
 from speechbrain_rev.torch_private import dispatch_mode
 
@@ -175,7 +175,7 @@ class Comparison:
         raises_first = self._verify == "first" and not self._may_differ
         if self._verify == "raise" or (raises_first and not is_later):
             raise RuntimeError(message)
-        warnings.warn(message, RecomputeWarning, stacklevel=2)
+        warn_of_difference(message, RecomputeWarning, stacklevel=2)
 
 
 def begin_comparison(

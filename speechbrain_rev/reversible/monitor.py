@@ -41,6 +41,30 @@ class StreamError(RuntimeError):
     """Streams were not reconstructed to the bit, in a first step or under "raise"."""
 
 
+#: Differences that this process warned of, and those of them that were not taken since.
+_warned: set[str] = set()
+_untold: list[str] = []
+
+
+def warn_of_difference(text: str, category: type[Warning], stacklevel: int) -> None:
+    """Warn that something differed in its second run, and note it for ``take_differences``."""
+    if text not in _warned:
+        _warned.add(text)
+        _untold.append(text)
+    warnings.warn(text, category, stacklevel=stacklevel + 1)
+
+
+def take_differences() -> list[str]:
+    """Give the differences that this process warned of since the last call, each once.
+
+    A training on several processes adds up how many there are, with what else it reduces:
+    warnings of other processes than the first are easily overlooked.
+    """
+    taken = [*_untold]
+    _untold.clear()
+    return taken
+
+
 def check_verify(verify: object) -> None:
     """Refuse what ``verify`` cannot be."""
     if verify not in ("first", "raise", "warn", None):
@@ -218,10 +242,14 @@ class Monitor:
         )
 
     def _report_block(self, raises: bool, block: int) -> None:
-        text = f"In block {block} of {self.name}: {_REMEDY}"
+        self._report_difference(raises, f"In block {block} of {self.name}: {_REMEDY}")
+
+    def _report_difference(self, raises: bool, text: str) -> None:
         if raises:
             raise StreamError(text)
-        self._warn_once("mismatch", text)
+        if "mismatch" not in self._reported:
+            self._reported.add("mismatch")
+            warn_of_difference(text, StreamWarning, stacklevel=5)
 
     def _open(self, rows: int, limit: float, device: torch.device) -> None:
         """Begin a new table, once what is in an old one was reported."""
@@ -299,10 +327,9 @@ class Monitor:
             row = beyond[0]
             self._warn_once(f"range, {row}", self._beyond(row, rows[row], limit))
         if mismatches:
-            text = f"In {self.name}: {_REMEDY}"
-            if self.verify == "raise":
-                raise StreamError(text)
-            self._warn_once("mismatch", text)
+            self._report_difference(
+                self.verify == "raise", f"In {self.name}: {_REMEDY}"
+            )
 
     def _reported_before(self) -> bool:
         """Whether an earlier chain has said what makes this one's input NaN."""

@@ -45,6 +45,7 @@ from speechbrain_rev.planner.memory import (
 from speechbrain_rev.planner.network import as_network, give
 from speechbrain_rev.planner.plan import shares
 from speechbrain_rev.planner.step import Alternative, trainable, with_blocks
+from speechbrain_rev.reversible.monitor import Verify, check_verify
 from speechbrain_rev.reversible.wrapping import store_blocks
 from speechbrain_rev.sizes import size_text, whole_bytes
 from speechbrain_rev.torch_private import (
@@ -96,13 +97,18 @@ class MemoryBudget:
     memory_blocks : list of str
         Names of submodules of ``modules``, or patterns of them, as
         ``"Transformer.encoder.layers.*"``.
+    memory_verify : {"first", "raise", "warn"} or None
+        What follows where a block computes something else in its second run, as for
+        ``recompute_blocks``; "first" without it. In steps that plan, a difference is found
+        whatever kernels may do, and the block stores, which a warning names.
     output_folder : str
         Where the plan is kept; without it, each start plans.
 
     Raises
     ------
     ValueError
-        If the budget is no size, nothing fits it, or a name matches no module.
+        If the budget is no size, nothing fits it, a name matches no module, or
+        memory_verify is something else.
     SystemExit
         If memory runs out in spite of the plan: with one line. The next start plans for
         10 % less.
@@ -159,6 +165,8 @@ class MemoryBudget:
             raise ValueError(
                 f"memory_budget is {budget}; give a size, as 11GB, or null."
             )
+        verify = getattr(hparams, "memory_verify", "first")
+        check_verify(verify)
         options = ("compile", "compile_module_keys", "jit", "jit_module_keys")
         if given := [name for name in options if getattr(brain, name, None)]:
             raise ValueError(
@@ -169,6 +177,7 @@ class MemoryBudget:
             brain,
             budget_bytes,
             getattr(hparams, "memory_blocks", None) or (),
+            verify,
         )
         # A recipe's own methods come before any method of this class.
         if not _fits_batches_itself(brain):
@@ -224,12 +233,18 @@ class BrainPlanner:
         What training may take.
     patterns : sequence of str
         Names of blocks, or patterns; empty to find those that are repeated.
+    verify : {"first", "raise", "warn"} or None
+        Of blocks that run twice.
     """
 
     def __init__(
-        self, brain: sb.Brain, budget_bytes: int, patterns: str | Sequence[str]
+        self,
+        brain: sb.Brain,
+        budget_bytes: int,
+        patterns: str | Sequence[str],
+        verify: Verify | None,
     ) -> None:
-        self.brain, self.budget_bytes = brain, budget_bytes
+        self.brain, self.budget_bytes, self.verify = brain, budget_bytes, verify
         self.patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         folder = getattr(brain.hparams, "output_folder", None)
         self._file = None if folder is None else Path(folder, PLANS)
@@ -300,7 +315,7 @@ class BrainPlanner:
     def _apply(self, plan: Plan) -> None:
         self._store_all()
         if plan.modes:
-            network = as_network(BrainStep(self.brain), list(plan.modes))
+            network = as_network(BrainStep(self.brain), list(plan.modes), self.verify)
             give(network, plan.modes, plan.channels)
         self._current = plan
 
@@ -377,6 +392,7 @@ class BrainPlanner:
             loss=lambda batch, device, copied: lambda value: value,
             samples=f"a batch of {'; '.join(str(list(s)) for s in shapes_of(batch))}",
             fixed_bytes=lambda batch: fixed,
+            verify=self.verify,
             is_card=device.type == "cuda",
             about={
                 "network": type(self.brain).__name__,

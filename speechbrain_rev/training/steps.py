@@ -28,6 +28,7 @@ from torch import Tensor
 from speechbrain_rev.compression import ActivationCompression
 from speechbrain_rev.data import ChunkBatch, ChunkDataset, EpochBatchSampler
 from speechbrain_rev.processes import gathered
+from speechbrain_rev.reversible.monitor import take_differences
 from speechbrain_rev.whole_files import write_whole
 
 SKIPPED = "skipped.jsonl"
@@ -202,11 +203,16 @@ class CheckedSteps(sb.Brain):
             If more of the epoch's files are unread than ``max_unread``.
         """
         loss, correct = self.measured.tolist()
-        loss, correct, files, processes = self.sum_over_processes(
-            loss, correct, len(unread), 1
+        differences = take_differences()
+        loss, correct, files, differing, processes = self.sum_over_processes(
+            loss, correct, len(unread), len(differences), 1
         )
         self.mean_loss = loss / processes
         self.tally.correct += int(correct)
+        if differing:
+            for rank, texts in enumerate(gathered(differences)):
+                for text in texts:
+                    logger.warning(f"In process {rank} of {int(processes)}: {text}")
         if files:
             self.tally.unread += int(files)
             self.report_unread(unread)

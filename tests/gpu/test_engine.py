@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.modes import MEMORY_FORMATS
 from speechbrain_rev.optim import build_optimizer
+from speechbrain_rev.reversible import Recompute
+from speechbrain_rev.reversible.comparison import RecomputeWarning
 from tests.unit.reversible.chains import (
     EXACT,
     MODES,
@@ -70,6 +73,37 @@ def test_allocated_memory_does_not_grow_with_depth():
         loss_of(chain(*x)).backward()
         peaks[depth] = torch.cuda.max_memory_allocated() - before
     assert peaks[64] <= 1.01 * peaks[8]
+
+
+class Scattered(nn.Module):
+    """Adds many values to few places, in the order in which threads get there."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        places = torch.arange(len(x), device=x.device) % 3
+        y = self.linear(x)
+        sums = y.new_zeros(3, 64).index_add(0, places, y)
+        return sums[places].exp().log()  # saves what was added up
+
+
+def test_a_block_that_adds_with_atomics_is_named_and_trains_with_a_warning():
+    x = torch.randn(100_000, 64, device="cuda") / 100
+    block = Recompute(Scattered().cuda(), verify="raise")
+    with pytest.raises(RuntimeError, match=r"Scattered .* verify='warn' if it adds by"):
+        block(x).square().mean().backward()
+    block = Recompute(Scattered().cuda(), verify="warn")
+    with pytest.warns(RecomputeWarning, match="adds by atomics on purpose"):
+        block(x).square().mean().backward()
+    assert all(p.grad.isfinite().all() for p in block.parameters())
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        Recompute(Scattered().cuda(), verify="raise")(x).square().mean().backward()
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 @pytest.mark.parametrize("memory_format", MEMORY_FORMATS)

@@ -31,6 +31,7 @@ from pathlib import Path
 sys.path.insert(0, {recipe!r})
 import torch, train
 from speechbrain_rev.data import ChunkDataset
+from speechbrain_rev.reversible.monitor import warn_of_difference
 
 RANK = int(os.environ["RANK"])
 FOLDER = Path({folder!r})
@@ -40,6 +41,7 @@ class Watched(train.SpeakerBrain):
         step = self.hparams.epoch_counter.current, self.step
         if stage == train.sb.Stage.TRAIN and RANK == 1 and step == (1, 2):
             batch.wavs[1] = float("nan")
+            warn_of_difference("A block differs", UserWarning, 1)
         outputs = super().compute_forward(batch, stage)
         if stage == train.sb.Stage.TRAIN:
             # The encoders draw nothing; a network that does must resume as well.
@@ -143,6 +145,11 @@ def test_two_processes_leave_one_result(uninterrupted):
         # A thread of the group that then lets go of a tensor would abort the process.
         assert (uninterrupted / f"left{rank}").exists()
         assert not (uninterrupted / f"taken_apart{rank}").exists()
+
+
+def test_the_first_process_logs_what_differs_in_the_second(uninterrupted):
+    lines = (uninterrupted / "log.txt").read_text()
+    assert lines.count("In process 1 of 2: A block differs") == 1
 
 
 def test_a_bad_gradient_of_one_process_skips_the_step_on_both(uninterrupted):

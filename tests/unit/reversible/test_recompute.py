@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.multiprocessing import ProcessRaisedException
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,6 +38,7 @@ from .chains import (
     module_with,
     streams,
 )
+from .processes import run_in_processes
 
 SIZE = 6
 
@@ -264,11 +267,34 @@ def test_other_values_for_the_gradient_are_reported_in_the_first_step(
             loss.backward()
 
 
+def differ_in_one(rank, folder):
+    store = f"file://{folder}/rendezvous"
+    torch.distributed.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=2
+    )
+    way = WRONG["factor"] if rank else lambda y, noise: y + noise
+    network = DistributedDataParallel(Recompute(Noisy(way)))
+    network(inputs()).square().sum().backward()
+
+
+def test_of_several_processes_the_one_that_differs_raises(tmp_path):
+    with pytest.raises(
+        ProcessRaisedException, match=r"(?s)Process 1.*computed something"
+    ):
+        run_in_processes(differ_in_one, (str(tmp_path),), 2)
+
+
 def test_a_sum_with_other_noise_has_the_right_gradient_and_is_no_difference():
-    block = Recompute(Noisy(lambda y, noise: y + noise)).train()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        block(inputs()).sum().backward()
+    grads = {}
+    for way in Recompute, nn.Sequential:
+        torch.manual_seed(0)
+        block = way(Noisy(lambda y, noise: y.tanh() + noise)).train()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            block(inputs()).sum().backward()
+        grads[way] = [p.grad for p in block.parameters()]
+    for ours, plain in zip(*grads.values(), strict=True):
+        assert torch.equal(ours, plain)
 
 
 def test_later_differences_are_compared_every_so_often_and_warned_of(monkeypatch):

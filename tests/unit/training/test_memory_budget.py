@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import repeated_blocks
 from speechbrain_rev.planner.memory import live_bytes_peak, storage_bytes
+from speechbrain_rev.reversible.comparison import RecomputeWarning
 from speechbrain_rev.reversible.wrapping import recompute_blocks, recomputes
 from speechbrain_rev.sizes import size_text
 from speechbrain_rev.training import memory_budget
@@ -349,6 +350,37 @@ def test_a_block_that_writes_into_its_input_stores_and_numbers_may_decide():
     assert all(torch.equal(v, expected[k]) for k, v in state_of(brain).items())
 
 
+#: Of no module: a second run draws other numbers than the first.
+GENERATOR = torch.Generator()
+
+
+class Drawing(InPlace):
+    def forward(self, x):
+        noise = torch.rand(64, generator=GENERATOR) if self.number == 4 else 1
+        return (super().forward(x) * noise).relu()
+
+
+def planned_with_noise(**hparams):
+    """Train five blocks in less than they take stored; the second one draws noise."""
+    model = Layers(map(Drawing, range(3, 8)))
+    brain = silent(model, MemoryBudget, memory_budget=1_150_000, **hparams)
+    return trained(brain, batch_of()).memory_plan.modes
+
+
+def test_a_block_that_differs_in_its_second_run_stores():
+    says = r"Not recomputed.*: model\.1: .* computed something else .*mode='store'"
+    with pytest.warns(UserWarning, match=says):
+        modes = planned_with_noise()
+    assert modes["model.1"] == "store"
+    assert "recompute" in modes.values()
+
+
+def test_a_block_that_differs_recomputes_where_that_is_only_warned_of():
+    with pytest.warns(RecomputeWarning, match="computed something else"):
+        modes = planned_with_noise(memory_verify="warn")
+    assert "recompute" in modes.values()
+
+
 class Counting(Silent):
     """A Brain that logs, keeps losses with their graphs, and counts what cannot be copied."""
 
@@ -401,7 +433,9 @@ class Halves(torch.nn.Module):
 
 
 def test_what_an_earlier_plan_made_recompute_is_a_block_of_the_next():
-    make = functools.partial(own_steps, Silent, layers=lambda: Layers(Halves))
+    make = functools.partial(
+        own_steps, Silent, layers=lambda: Layers(Halves() for _ in range(6))
+    )
     short, long = batch_of(seconds=0.5), batch_of(seconds=0.6)
     plain = trained(make(), short, long)
     budget = BrainStep(plain).fixed_bytes() + taken_by(plain)
@@ -507,6 +541,7 @@ def test_blocks_with_weights_together_are_planned_and_train_alike(precision, bud
     ("settings", "options", "message"),
     [
         ({"memory_budget": 0}, {}, "memory_budget is 0"),
+        ({"memory_budget": 1, "memory_verify": "off"}, {}, "verify is 'off'"),
         ({"memory_budget": "1GB"}, {"compile": True}, "compile and memory_budget"),
     ],
 )
@@ -527,8 +562,8 @@ def test_a_class_that_comes_too_late_is_refused():
 class Layers(torch.nn.Sequential):
     """Blocks that are planned, on the first numbers of each waveform."""
 
-    def __init__(self, block=lambda: InPlace(0)):
-        super().__init__(*(block() for _ in range(6)))
+    def __init__(self, blocks=()):
+        super().__init__(*(blocks or map(InPlace, [0] * 6)))
 
     def forward(self, wavs):
         return super().forward(wavs[:, : wavs.shape[1] // 64 * 64].reshape(-1, 64))

@@ -8,6 +8,11 @@ import torch
 
 from speechbrain_rev.compression import ActivationCompression
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.reversible.monitor import (
+    StreamWarning,
+    take_differences,
+    warn_of_difference,
+)
 from speechbrain_rev.training import Tally
 from speechbrain_rev.training.steps import drop_later_lines
 from tests.unit.training.conftest import NoiseBrain
@@ -88,6 +93,18 @@ def test_gradients_of_all_groups_are_clipped_together(train):
 
     train(Grouped, max_grad_norm=0.01)
     assert norms == pytest.approx([0.01] * 8, rel=1e-3)
+
+
+def test_a_difference_in_a_second_run_is_logged_once(train, caplog):
+    class Differing(NoiseBrain):
+        def fit_batch(self, batch):
+            warn_of_difference("A block differs", StreamWarning, 1)
+            return super().fit_batch(batch)
+
+    take_differences()  # of tests before
+    with pytest.warns(StreamWarning, match="A block differs"):
+        train(Differing)
+    assert caplog.text.count("In process 0 of 1: A block differs") == 1
 
 
 def test_lost_files_are_counted_and_listed(train):
