@@ -182,6 +182,7 @@ GPUS = (
     Gpu("RTX 2080", 8 * GIB, 448e9, 10.1e12),
     Gpu("RTX 4060", 8 * GIB, 272e9, 15.1e12),
     Gpu("GTX 1080", 8 * GIB, 320e9, 8.9e12),
+    Gpu("RTX 3080", 10 * GIB, 760e9, 29.8e12),
     Gpu("RTX 2080 Ti", 11 * GIB, 616e9, 13.4e12),
     Gpu("GTX 1080 Ti", 11 * GIB, 484e9, 11.3e12),
     Gpu("RTX 3060", 12 * GIB, 360e9, 12.7e12),
@@ -243,7 +244,7 @@ def nearest_gpu(memory_bytes: int, gpus: Sequence[Gpu] = GPUS) -> Gpu:
     Examples
     --------
     >>> print(nearest_gpu(10 * GIB))
-    RTX 2080 Ti, listed nearest to 10 GiB
+    RTX 3080, listed nearest to 10 GiB
     """
     gpu = min(gpus, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))
     return replace(gpu, memory_bytes=memory_bytes, is_named=False)

@@ -90,6 +90,8 @@ def test_where_there_is_no_gpu_its_memory_can_be_named(monkeypatch):
             "RTX 3070, listed nearest to 8 GiB (or name RTX 2080, RTX 4060, GTX 1080)",
             8,
         ),
+        ("10GB", "RTX 3080, listed nearest to 10 GiB", 10),
+        ("3080", "RTX 3080", 10),
         ("2080", "RTX 2080", 8),
         ("2080 Ti", "RTX 2080 Ti", 11),
         ("2080ti", "RTX 2080 Ti", 11),
