@@ -1,4 +1,4 @@
-"""GPUs to plan for, and devices by their names: which there are, what is free on them.
+"""GPUs to plan for and how fast they are; devices by their names and what is free on them.
 
 Torch is imported where it is asked, so that what needs none may import this.
 """
@@ -8,14 +8,113 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from speechbrain_rev.sizes import EXAMPLES, GIB, card_text, parse_size
 
 if TYPE_CHECKING:
     import torch
+
+
+# Shares of a GPU's peak figures in float32 that are assumed where nothing was measured.
+_FLOPS_SHARE, _BYTES_SHARE = 0.5, 400 / 616
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operations of a block in a training step, forward and backward.
+
+    Attributes
+    ----------
+    flops : int
+        Of convolutions and matrix products, a multiplication and an addition being two.
+    moved_bytes : int
+        Read and written by all operations.
+    operations : int
+        How many there were, views not counted.
+    host_bytes : int
+        Copied from one device to another.
+    """
+
+    flops: int
+    moved_bytes: int
+    operations: int
+    host_bytes: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.flops + other.flops,
+            self.moved_bytes + other.moved_bytes,
+            self.operations + other.operations,
+            self.host_bytes + other.host_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Rates of a GPU that is not here, to estimate times from counts of operations.
+
+    Attributes
+    ----------
+    device : str
+        The GPU.
+    flops_per_second : float
+        Of convolutions and matrix products.
+    bytes_per_second : float
+        Read and written by all operations.
+    operations_per_second : float
+        Operations that the host starts; assumed to be one in 10 microseconds.
+    host_bytes_per_second : float
+        Copied between the GPU and the machine; assumed to be those of PCIe 3.0 x16.
+    measured : tuple of str
+        Names of the rates that were measured. All others are assumed.
+
+    Examples
+    --------
+    >>> print(Speed("a GPU", 1e12, 2**38, measured=("bytes_per_second",)).rates)
+    1 TFLOP/s, 256 GiB/s (measured), 100,000 operations/s
+    """
+
+    device: str
+    flops_per_second: float
+    bytes_per_second: float
+    operations_per_second: float = 1e5
+    host_bytes_per_second: float = 12e9
+    measured: tuple[str, ...] = ()
+
+    def seconds(self, work: Work) -> float:
+        """Estimate the time of what a block does."""
+        return (
+            work.flops / self.flops_per_second
+            + work.moved_bytes / self.bytes_per_second
+            + work.operations / self.operations_per_second
+            + work.host_bytes / self.host_bytes_per_second
+        )
+
+    @property
+    def rates(self) -> str:
+        """All but that of copies, in words: no mode of a plan copies to the host."""
+        texts = {
+            "flops_per_second": f"{_format_rate(self.flops_per_second / 1e12)} TFLOP/s",
+            "bytes_per_second": f"{_format_rate(self.bytes_per_second / GIB)} GiB/s",
+            "operations_per_second": f"{self.operations_per_second:,.0f} operations/s",
+        }
+        return ", ".join(
+            f"{text} (measured)" if name in self.measured else text
+            for name, text in texts.items()
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.device}, {self.rates}; rates are assumed from peak figures unless "
+            "measured"
+        )
+
+
+def _format_rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 999.5 else f"{rate:.3g}"
 
 
 @dataclass(frozen=True)
@@ -34,6 +133,15 @@ class Gpu:
         In float32, without tensor cores.
     is_named : bool
         Whether it was asked for by its name, not taken for its memory.
+    measured : mapping of str to float
+        Rates of ``Speed`` by name that somebody measured.
+
+    Examples
+    --------
+    >>> print(parse_card("11GB").speed.rates)
+    6.7 TFLOP/s, 373 GiB/s, 100,000 operations/s
+    >>> print(parse_card("H100").speed.rates)
+    33.5 TFLOP/s, 2,026 GiB/s, 28,000 operations/s (measured)
     """
 
     name: str
@@ -41,6 +149,17 @@ class Gpu:
     bytes_per_second: float
     flops_per_second: float
     is_named: bool = True
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def speed(self) -> Speed:
+        """Its rates: measured ones, and else shares of its peak figures."""
+        rates = {
+            "flops_per_second": _FLOPS_SHARE * self.flops_per_second,
+            "bytes_per_second": _BYTES_SHARE * self.bytes_per_second,
+            **self.measured,
+        }
+        return Speed(f"an assumed {self}", measured=tuple(self.measured), **rates)
 
     def __str__(self) -> str:
         if self.is_named:
@@ -63,6 +182,7 @@ GPUS = (
     Gpu("RTX 2080", 8 * GIB, 448e9, 10.1e12),
     Gpu("RTX 4060", 8 * GIB, 272e9, 15.1e12),
     Gpu("GTX 1080", 8 * GIB, 320e9, 8.9e12),
+    Gpu("RTX 3080", 10 * GIB, 760e9, 29.8e12),
     Gpu("RTX 2080 Ti", 11 * GIB, 616e9, 13.4e12),
     Gpu("GTX 1080 Ti", 11 * GIB, 484e9, 11.3e12),
     Gpu("RTX 3060", 12 * GIB, 360e9, 12.7e12),
@@ -82,7 +202,8 @@ GPUS = (
     Gpu("RTX A6000", 48 * GIB, 768e9, 38.7e12),
     Gpu("L40S", 48 * GIB, 864e9, 91.6e12),
     Gpu("A100 80GB", 80 * GIB, 2039e9, 19.5e12),
-    Gpu("H100 80GB", 80 * GIB, 3350e9, 67e12),
+    # Its host's operations: fitted once to times of blocks, with torch 2.11 in float32.
+    Gpu("H100 80GB", 80 * GIB, 3350e9, 67e12, measured={"operations_per_second": 28e3}),
     Gpu("H200", 141 * GIB, 4800e9, 67e12),
 )
 
@@ -123,10 +244,14 @@ def nearest_gpu(memory_bytes: int, gpus: Sequence[Gpu] = GPUS) -> Gpu:
     Examples
     --------
     >>> print(nearest_gpu(10 * GIB))
-    RTX 2080 Ti, listed nearest to 10 GiB
+    RTX 3080, listed nearest to 10 GiB
     """
     gpu = min(gpus, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))
     return replace(gpu, memory_bytes=memory_bytes, is_named=False)
+
+
+#: Rates where no GPU is named: those of an RTX 2080 Ti. A plan depends on the ratios.
+ASSUMED = replace(nearest_gpu(11 * GIB).speed, device="an assumed 11 GB GPU")
 
 
 def smallest_gpu(memory_bytes: int) -> str | None:

@@ -144,7 +144,7 @@ def made_of(kind: type[Instance], values: Mapping[str, Any]) -> Instance:
 
     Examples
     --------
-    >>> from speechbrain_rev.speed import Work
+    >>> from speechbrain_rev.devices import Work
     >>> made_of(Work, {"flops": 3, "moved_bytes": 2, "operations": 1}).host_bytes
     0
     """

@@ -25,6 +25,7 @@ from speechbrain_rev.catalog.table import (
     mode_counts,
     stage_of,
 )
+from speechbrain_rev.devices import Speed
 from speechbrain_rev.heads import HEAD, Head
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.modes import Mode
@@ -37,7 +38,6 @@ from speechbrain_rev.planner.memory import (
 )
 from speechbrain_rev.planner.trace import Trace, trace_bytes
 from speechbrain_rev.sizes import reserve_of
-from speechbrain_rev.speed import Speed
 from speechbrain_rev.torch_private import storage_key, tree_leaves
 
 LARGEST_FRAMES = 100_000  # of an utterance: a thousand seconds

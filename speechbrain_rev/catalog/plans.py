@@ -48,7 +48,12 @@ from speechbrain_rev.catalog.table import (
     speed_for,
     training_days,
 )
-from speechbrain_rev.devices import device_name, free_and_held_bytes, timed_device
+from speechbrain_rev.devices import (
+    Speed,
+    device_name,
+    free_and_held_bytes,
+    timed_device,
+)
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.geometry import channels_at_the_peak
 from speechbrain_rev.modes import Mode
@@ -61,7 +66,6 @@ from speechbrain_rev.planner.step import Channels
 from speechbrain_rev.planner.timing import seconds_of
 from speechbrain_rev.processes import ended_by_signal
 from speechbrain_rev.sizes import card_for, card_text, size_text
-from speechbrain_rev.speed import Speed
 from speechbrain_rev.whole_files import check_regular
 
 #: What a plan that was made for a GPU by its size has beside its device.

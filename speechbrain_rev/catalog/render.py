@@ -10,7 +10,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -295,7 +295,7 @@ class ModelsReport(Report):
         has_gpu = training.card_bytes is not None
         return {
             "counted_with": counted_with(),
-            "speed": json.loads(first.known_speed.to_json()) if has_gpu else None,
+            "speed": asdict(first.known_speed) if has_gpu else None,
             "training": {"batch": training.batch, **_plain_training(training)},
             "encoders": self._tables()[0].plain(),
         }
@@ -439,7 +439,7 @@ class PlansReport(Report):
         training, at_hand = self.encoders[0].model.training, self.at_hand
         return {
             "counted_with": counted_with(),
-            "speed": json.loads(self.encoders[0].speed.to_json()),
+            "speed": asdict(self.encoders[0].speed),
             "training": {
                 "batch": training.batch,
                 "card_name": None if at_hand is None else at_hand.name,
@@ -556,7 +556,7 @@ class SweepReport(Report):
             "times": {
                 "device": swept.device,
                 "how": sweep.about["seconds"],
-                "speed": None if swept.device else json.loads(swept.speed.to_json()),
+                "speed": None if swept.device else asdict(swept.speed),
                 "optimizer_seconds": sweep.other_seconds,
                 "linear_in_the_batch": {
                     mode: _taken(time, *parts, utterance_seconds="sample_seconds")
@@ -670,7 +670,7 @@ class BreakdownReport(Report):
             ),
             Column("total", "GiB", lambda row: row[1].report.total_bytes, "total_bytes",
                    lambda size: f"{size / GIB:.3f}"),
-            _in_json(lambda row: row[1].speed and json.loads(row[1].speed.to_json()),
+            _in_json(lambda row: row[1].speed and asdict(row[1].speed),
                      "speed"),
         ]  # fmt: skip
         if card is not None:

@@ -21,7 +21,6 @@ from speechbrain_rev.architectures import (
     ARCHITECTURES,
     Architecture,
 )
-from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.catalog.table import (
     INPUT_BYTES_PER_FRAME,
     Training,
@@ -30,9 +29,8 @@ from speechbrain_rev.catalog.table import (
     speed_for,
 )
 from speechbrain_rev.devices import (
-    described,
+    Speed,
     device_name,
-    random_devices,
 )
 from speechbrain_rev.heads import Head
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
@@ -41,9 +39,7 @@ from speechbrain_rev.lobes.encoder import settings_of
 from speechbrain_rev.lobes.geometry import AUTO, channels_at_the_peak
 from speechbrain_rev.planner import Step
 from speechbrain_rev.planner.memory import (
-    batch_that_fits,
     breakdown,
-    live_bytes_peak,
     make_gradients,
 )
 from speechbrain_rev.planner.step import (
@@ -52,15 +48,7 @@ from speechbrain_rev.planner.step import (
     Copy,
     Loss,
 )
-from speechbrain_rev.planner.timing import (
-    copied_bytes_per_second,
-    fitted_speed,
-    measured_seconds,
-    uniform_modes,
-)
-from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.sizes import EXAMPLES, parse_size
-from speechbrain_rev.speed import Speed, Work
 
 #: Bytes of a chunk that are tried where none is fixed: the larger, the faster.
 CHUNKS = (None, 2 * AUTO, AUTO)
@@ -77,20 +65,6 @@ _TIMED, _TIMED_ON_CUDA = 4, 32
 
 # Small gradients of a half are not lost.
 _LOSS_SCALE = 1024.0
-
-#: One of each kind of block, of which a device's speed is measured; two blocks a stage.
-CALIBRATED = (
-    "resnet34",
-    "resnet101",
-    "df_resnet56",
-    "revnet57",
-    "revnet155",
-    "df_revnet89",
-)
-
-#: Utterances of the steps, or as many as fit. On a GPU, few show what it takes to start
-#: operations, many what arithmetic takes: an H100 waits for Python up to 64 of them.
-CALIBRATED_BATCHES = {"cpu": (4,), "cuda": (16, 512)}
 
 
 def encoder_step(
@@ -595,89 +569,3 @@ def training_step(
         feats = torch.randn(batch, frames, encoder.n_mels, dtype=torch.float32)
     make_gradients(encoder)
     return encoder, lambda: encoder(feats).square().sum().backward()
-
-
-def calibrate(
-    device: torch.device,
-    *,
-    names: tuple[str, ...] = CALIBRATED,
-    frames: int = 200,
-    repeats: int = 3,
-) -> Speed:
-    """Measure blocks of all kinds in all modes and fit the device's speed to them.
-
-    Parameters
-    ----------
-    device : torch.device
-        A CPU or a GPU with CUDA.
-    names : tuple of str
-        Encoders, of which two blocks a stage run.
-    frames : int
-        Of an utterance.
-    repeats : int
-        Steps of each mode, after one that is not counted.
-
-    Returns
-    -------
-    Speed
-        For float32. ``about`` has how far the times of blocks are from what it explains.
-        A GPU's copies to the host and back are measured; on a CPU there are none, so that
-        they take no time.
-
-    Raises
-    ------
-    ValueError
-        If the device is neither a CPU nor a GPU with CUDA.
-
-    Examples
-    --------
-    >>> speed = calibrate(torch.device("cpu"), names=("resnet34",), frames=9, repeats=1)
-    >>> speed.flops_per_second > 0
-    True
-    """
-    if device.type not in CALIBRATED_BATCHES:
-        raise ValueError(
-            f"The device is {device}; it must be a CPU or a GPU with CUDA."
-        )
-    works: list[Work] = []
-    seconds: list[float] = []
-    batches: list[int] = []
-    with progress_bar("measuring", unit=" steps") as bar:
-        for number, name in enumerate(names, 1):
-            bar.set_description_str(
-                f"measuring {name} ({number} of {len(names)})", refresh=False
-            )
-            step_of_some = functools.partial(
-                training_step, name, blocks=(2, 2, 2, 2), frames=frames
-            )
-
-            def stored_bytes(count: int, step_of_some: Any = step_of_some) -> int:
-                return live_bytes_peak(step_of_some(batch=count, mode="store")[1])
-
-            for wanted in CALIBRATED_BATCHES[device.type]:
-                batch = batch_that_fits(stored_bytes, wanted, device)
-                batches.append(batch)
-                with torch.random.fork_rng(random_devices(device)):
-                    encoder, run = step_of_some(batch=batch, device=device)
-
-                    def step(run: Callable[[], Any] = run) -> None:
-                        run()
-                        bar.update()
-
-                    taken = measured_seconds(encoder, step, device, repeats=repeats)
-                    for chosen in uniform_modes(encoder):
-                        traced = trace_bytes(encoder, step, with_work=True)
-                        for block, work in traced.work.items():
-                            works.append(work)
-                            seconds.append(taken[block, chosen.get(block, "")])
-    sizes = " and ".join(map(str, sorted(set(batches))))
-    about = {
-        "device": described(device),
-        "torch": torch.__version__,
-        "measured": f"{', '.join(names)}: 2 blocks a stage, batch {sizes}, {frames} "
-        "frames, float32",
-    }
-    return replace(
-        fitted_speed(works, seconds, about),
-        host_bytes_per_second=copied_bytes_per_second(device),
-    )

@@ -23,12 +23,11 @@ from speechbrain_rev.architectures import (
     Architecture,
     architecture,
 )
-from speechbrain_rev.devices import nearest_gpu
+from speechbrain_rev.devices import ASSUMED, Speed, Work, nearest_gpu
 from speechbrain_rev.heads import HEAD, Head
 from speechbrain_rev.modes import LOSSLESS, WITHOUT_INVERSE, Mode
 from speechbrain_rev.optimizers import OPTIMIZERS
 from speechbrain_rev.sizes import GIB, largest_within, reserve_of
-from speechbrain_rev.speed import ASSUMED, Speed, Work, assumed_speed
 
 PAPER = (
     "Memory-Efficient Training for Deep Speaker Embedding Learning in Speaker "
@@ -581,11 +580,11 @@ class Training:
 
 
 def speed_for(training: Training, speed: Speed | None = None) -> Speed:
-    """Give a speed that is known, or assume that of the GPU nearest to a training run's."""
+    """Give the speed that was asked for, or that of the GPU nearest to a training run's."""
     if speed is not None:
         return speed
     size = training.card_bytes
-    return ASSUMED if size is None else assumed_speed(nearest_gpu(size))
+    return ASSUMED if size is None else nearest_gpu(size).speed
 
 
 def shorter_frames(training: Training, row: Architecture) -> int | None:

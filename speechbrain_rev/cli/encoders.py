@@ -18,12 +18,10 @@ from speechbrain_rev.cli.options import (
     add_head,
     add_names,
     add_output,
-    add_speed,
     any_of,
     check_plot,
     head_of_options,
     show,
-    speed_of,
     workers_for,
 )
 
@@ -71,7 +69,6 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     add_batch(computes, 128)
     add_frames(computes)
     add_head(computes)
-    add_speed(computes, "for days of training: ")
     computes.add_argument(
         "--fits", action="store_true", help="only encoders whose batch fits the GPU"
     )
@@ -118,7 +115,6 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
     computes.add_argument(
         "--card", metavar="SIZE", help=f"print whether it fits {CARD_HELP}"
     )
-    add_speed(computes, "with --mode=plan, ")
     computes.add_argument(
         "--stages",
         action="store_true",
@@ -137,11 +133,6 @@ def _models(parsed: argparse.Namespace) -> None:
 
     check_plot(parsed.plot)
     gpu = None if parsed.card is None else parse_card(parsed.card)
-    if gpu is None and parsed.speed is not None:
-        raise ValueError(
-            "--speed is for the days that a GPU takes: add, for instance, --card=11GB, or "
-            "leave it out."
-        )
     card_bytes = None if gpu is None else gpu.memory_bytes
     chosen = catalog.select(
         catalog.Training(
@@ -156,7 +147,7 @@ def _models(parsed: argparse.Namespace) -> None:
         fitting=parsed.fits,
         sort=parsed.sort,
         reverse=parsed.reverse,
-        speed=None if gpu is None else speed_of(parsed, gpu),
+        speed=None if gpu is None else gpu.speed,
     )
     report, what = catalog.ModelsReport(chosen), f"{len(chosen)} encoders"
 
@@ -183,10 +174,6 @@ def _memory(parsed: argparse.Namespace) -> None:
     if card_bytes is not None and parsed.plot is not None and not planned:
         raise ValueError(
             "--plot shows no GPU; leave out --card, add --mode=plan, or draw nothing."
-        )
-    if parsed.speed is not None and not planned:
-        raise ValueError(
-            "--speed decides which plan is the fastest; add --mode=plan, or leave it out."
         )
     breakdowns = _planned(parsed, gpu) if planned else _uniform(parsed)
     report, what = (
@@ -248,7 +235,7 @@ def _planned(parsed: argparse.Namespace, gpu: Gpu | None) -> Sequence[Cases]:
     encoders = plans.plan_encoders(
         training,
         names=parsed.names,
-        speed=speed_of(parsed, gpu),
+        speed=gpu.speed,
         workers=workers_for(parsed.names),
     )
     if len(encoders) == 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speechbrain_rev.devices import usable_cpus
@@ -13,8 +12,6 @@ from speechbrain_rev.whole_files import check_file
 
 if TYPE_CHECKING:
     from speechbrain_rev.catalog.render import Report
-    from speechbrain_rev.devices import Gpu
-    from speechbrain_rev.speed import Speed
 
 # Kinds of encoders are profiled side by side; there are about a dozen.
 _MOST_WORKERS = 4
@@ -114,54 +111,6 @@ def head_of_options(parsed: argparse.Namespace) -> Head:
     if parsed.classes < 1:
         raise ValueError(f"--classes is {parsed.classes}; give at least 1.")
     return Head(parsed.classes, loss=parsed.loss)
-
-
-def add_speed(command: argparse._ActionsContainer, where: str = "") -> None:
-    """Let a subcommand take the speed that times are estimated from."""
-    command.add_argument(
-        "--speed",
-        metavar="SPEED.json",
-        help=f"{where}the device's speed, as calibrate wrote it (default: shares of the "
-        "listed peak figures of --card's GPU, or of the nearest in memory)",
-    )
-
-
-def speed_of(parsed: argparse.Namespace, gpu: Gpu) -> Speed:
-    """Read the speed that was named, or assume that of a GPU.
-
-    Parameters
-    ----------
-    parsed : argparse.Namespace
-        The options.
-    gpu : Gpu
-        What ``--card`` names.
-
-    Returns
-    -------
-    Speed
-        What times are estimated from.
-
-    Raises
-    ------
-    ValueError
-        If the file has no speed; the message names it.
-    OSError
-        If it cannot be read.
-    """
-    from speechbrain_rev.speed import Speed, assumed_speed
-
-    if parsed.speed is None:
-        return assumed_speed(gpu)
-    path = Path(parsed.speed)
-    if not path.exists():
-        raise FileNotFoundError(
-            f"--speed: {path} is no file. Write it by `speechbrain-rev calibrate {path}`, "
-            "or leave --speed out for an assumed one."
-        )
-    try:
-        return Speed.load(path)
-    except ValueError as error:
-        raise ValueError(f"--speed {error}") from error
 
 
 def add_output(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:

@@ -1,4 +1,4 @@
-"""Subcommands that plan for a GPU: ``plan``, ``sweep`` and ``calibrate``."""
+"""Subcommands that plan for a GPU: ``plan`` and ``sweep``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.cli.options import (
     CARD_HELP,
     COMPUTES,
-    OUTPUT,
     READS,
     add_batch,
     add_bits,
@@ -21,11 +20,9 @@ from speechbrain_rev.cli.options import (
     add_head,
     add_names,
     add_output,
-    add_speed,
     check_plot,
     head_of_options,
     show,
-    speed_of,
     workers_for,
 )
 from speechbrain_rev.whole_files import check_file
@@ -41,7 +38,6 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     """
     _add_plan(add)
     _add_sweep(add)
-    _add_calibrate(add)
 
 
 def _add_plan(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -64,7 +60,6 @@ def _add_plan(add: Callable[..., argparse.ArgumentParser]) -> None:
     card.add_argument(
         "--device", help="cuda or cuda:N: what is free now on the GPU of this machine"
     )
-    add_speed(reads)
     computes = command.add_argument_group(COMPUTES)
     add_batch(computes, 128)
     add_frames(computes)
@@ -94,13 +89,11 @@ def _add_sweep(add: Callable[..., argparse.ArgumentParser]) -> None:
     reads = command.add_argument_group(READS)
     reads.add_argument("name", metavar="ENCODER", help="e.g. revnet57")
     reads.add_argument("--card", metavar="SIZE", required=True, help=CARD_HELP)
-    times = reads.add_mutually_exclusive_group()
-    times.add_argument(
+    reads.add_argument(
         "--device",
         help="cpu, cuda or cuda:N: take times there, of a shallow encoder at each batch "
         "(default: estimate them from counts of operations)",
     )
-    add_speed(times)
     computes = command.add_argument_group(COMPUTES)
     computes.add_argument(
         "--batches",
@@ -114,26 +107,6 @@ def _add_sweep(add: Callable[..., argparse.ArgumentParser]) -> None:
     add_output(command)
     command.set_defaults(
         less_memory="Give smaller --batches, or leave out --device, which estimates times."
-    )
-
-
-def _add_calibrate(add: Callable[..., argparse.ArgumentParser]) -> None:
-    command = add(
-        "calibrate",
-        _calibrate,
-        "measure how fast a device trains, for --speed of plan, sweep and memory",
-        "Blocks of all kinds are timed in all modes, and the speed that explains their "
-        "times best is written. Two minutes or more on a CPU.",
-        [" speed.json --device=cuda"],
-    )
-    command.add_argument_group(COMPUTES).add_argument(
-        "--device", default="cpu", help="cpu (the default), cuda or cuda:N"
-    )
-    command.add_argument_group(OUTPUT).add_argument(
-        "file", metavar="SPEED.json", help="where it is written"
-    )
-    command.set_defaults(
-        less_memory="End what else uses the device, or give another --device."
     )
 
 
@@ -163,7 +136,7 @@ def _plan(parsed: argparse.Namespace) -> None:
     encoders = plans.plan_encoders(
         training,
         names=parsed.names,
-        speed=speed_of(parsed, gpu),
+        speed=gpu.speed,
         workers=workers_for(parsed.names),
     )
     if len(encoders) == 1:
@@ -206,23 +179,8 @@ def _sweep(parsed: argparse.Namespace) -> None:
         training,
         batches,
         device=parsed.device,
-        speed=speed_of(parsed, gpu),
+        speed=gpu.speed,
     )
     what = f"{len(swept.sweep.plans)} batches"
     draw = partial(pictures.draw_sweep, swept)
     show(render.SweepReport(swept), parsed, draw, what)
-
-
-def _calibrate(parsed: argparse.Namespace) -> None:
-    check_file("SPEED.json", parsed.file)
-
-    from speechbrain_rev.catalog import steps
-    from speechbrain_rev.devices import timed_device
-    from speechbrain_rev.whole_files import write_whole
-
-    device = timed_device(parsed.device)
-    speed = steps.calibrate(device)
-    write_whole(parsed.file, speed.to_json())
-    print(f"{parsed.file}: {speed.rates}")
-    for name, value in speed.about.items():
-        print(f"{name}: {value}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from speechbrain_rev.devices import smallest_gpu
+from speechbrain_rev.devices import ASSUMED, smallest_gpu
 from speechbrain_rev.documents import (
     finite,
     load_document,
@@ -49,7 +49,6 @@ from speechbrain_rev.sizes import (
     size_text,
     whole_bytes,
 )
-from speechbrain_rev.speed import ASSUMED
 from speechbrain_rev.whole_files import check_path, write_whole
 
 # No step takes longer, no gradient is further off, and no plan is a larger file.

@@ -18,10 +18,11 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from speechbrain_rev.devices import Speed, Work
 from speechbrain_rev.documents import (
     finite,
     made_of,
@@ -44,11 +45,7 @@ from speechbrain_rev.planner.knapsack import (
 )
 from speechbrain_rev.planner.network import warn_caller
 from speechbrain_rev.reversible.flags import flags_in_words
-from speechbrain_rev.speed import Work
 from speechbrain_rev.whole_files import check_regular, open_regular, write_whole
-
-if TYPE_CHECKING:
-    from speechbrain_rev.speed import Speed
 
 #: A mode, and that of the block before; None before the first.
 Pair = tuple["str | None", str]

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from speechbrain_rev.bars import LONG_SECONDS, progress_bar
 from speechbrain_rev.compression.activations import refuse_what_is_compressed
-from speechbrain_rev.devices import described, random_devices
+from speechbrain_rev.devices import ASSUMED, Speed, Work, described, random_devices
 from speechbrain_rev.modes import ALONE, Mode, fallback
 from speechbrain_rev.planner.knapsack import Cost
 from speechbrain_rev.planner.memory import (
@@ -61,7 +61,6 @@ from speechbrain_rev.planner.step import Channels, NoStep, Step, Trial
 from speechbrain_rev.planner.timing import measured_seconds
 from speechbrain_rev.planner.trace import Run, Trace, trace_bytes
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
-from speechbrain_rev.speed import ASSUMED, Speed, Work
 
 #: By how much of the peak a step without contents may differ from a real one.
 _ALIKE = 0.01
@@ -438,7 +437,7 @@ _ON_META = {"bytes": "counted on meta tensors"}
 
 
 def _estimated(profile: Profile, speed: Speed) -> Profile:
-    how = f"estimated from counts of operations; {speed.about['device']}"
+    how = f"estimated from counts of operations; {speed.device}"
     return _about(profile.with_speed(speed), seconds=how)
 
 

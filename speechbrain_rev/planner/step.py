@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from speechbrain_rev.bars import LONG_SECONDS, kept_alive, progress_bar
-from speechbrain_rev.devices import random_devices
+from speechbrain_rev.devices import Speed, random_devices
 from speechbrain_rev.planner.memory import make_gradients
 from speechbrain_rev.planner.network import (
     Network,
@@ -36,7 +36,6 @@ from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.wrapping import chosen_blocks, mode_refusal
 from speechbrain_rev.sizes import reserve_of
-from speechbrain_rev.speed import Speed
 from speechbrain_rev.torch_private import FakeTensorMode, tree_map, without_dispatch
 
 _Module = TypeVar("_Module", bound=nn.Module)

@@ -199,7 +199,7 @@ def sweep(
     >>> import torch
     >>> from torch import nn
     >>> from speechbrain_rev.planner.step import step_of
-    >>> from speechbrain_rev.speed import ASSUMED
+    >>> from speechbrain_rev.devices import ASSUMED
     >>> network = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     >>> step = step_of(network, torch.randn(8, 64), blocks="?", speed=ASSUMED)
     >>> sweep(step, [8, 16], "1GB").best.batch

@@ -2,69 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from speechbrain_rev.modes import ALONE, Mode, fallback
 from speechbrain_rev.planner.network import Network, keeping_modes
 from speechbrain_rev.planner.trace import Run, trace_seconds
-from speechbrain_rev.speed import Speed, Work
 
 # What a mode takes more than STORE where no clock shows how much: solvers count in
 # picoseconds, so that this is seen, and blocks take far longer.
 _MORE_SECONDS = 1e-9
-
-# Copied to measure how fast a device does that: some milliseconds of a GPU.
-_COPIED_BYTES = 2**26
-
-
-def fitted_speed(
-    works: Sequence[Work], seconds: Sequence[float], about: Mapping[str, str]
-) -> Speed:
-    """Find the speeds that explain times of blocks best; copies to the host are not fitted.
-
-    Parameters
-    ----------
-    works : sequence of Work
-        What blocks did.
-    seconds : sequence of float
-        How long each took.
-    about : mapping of str to str
-        On which device, under "device".
-
-    Returns
-    -------
-    Speed
-        Least squares of relative errors, no speed below zero. The median and the largest
-        error are added to ``about``.
-
-    Examples
-    --------
-    >>> works = [Work(10**9, 10**6, 50), Work(10**8, 10**8, 10), Work(10**7, 10**5, 90)]
-    >>> true = Speed(1e12, 1e11, 1e5, {"device": "an example"})
-    >>> seconds = [true.seconds(work) for work in works]
-    >>> fitted = fitted_speed(works, seconds, true.about)
-    >>> f"{fitted.flops_per_second:.2g} {fitted.bytes_per_second:.2g}"
-    '1e+12 1e+11'
-    """
-    from scipy.optimize import nnls
-
-    taken = np.array(seconds)
-    counts = np.array([[w.flops, w.moved_bytes, w.operations] for w in works], float)
-    # Columns of like size, and relative errors: small blocks count as large ones do.
-    scale = np.maximum(counts.max(axis=0), 1)
-    slowness, _ = nnls(counts / scale / taken[:, None], np.ones(len(taken)))
-    slowness /= scale
-    off = np.abs(counts @ slowness / taken - 1)
-    flops, moved, operations = (float(1 / s) if s else math.inf for s in slowness)
-    errors = f"median {np.median(off):.0%}, largest {off.max():.0%}"
-    return Speed(flops, moved, operations, {**about, "error of a block's time": errors})
 
 
 def measured_seconds(
@@ -109,7 +60,7 @@ def measured_repeats(
     """
     taken: dict[tuple[str, str], list[float]] = {}
     for repeat in range(-1, repeats):
-        for chosen in uniform_modes(network):
+        for chosen in _uniform_modes(network):
             for name, seconds in trace_seconds(network, run, device).items():
                 if repeat >= 0:
                     taken.setdefault((name, chosen.get(name, "")), []).append(seconds)
@@ -159,30 +110,6 @@ def beyond_noise(
         if not (known and least - medians[name, mode] > spread):
             medians[name, mode] = max(medians[name, mode], least + _MORE_SECONDS)
     return medians
-
-
-def copied_bytes_per_second(device: torch.device) -> float:
-    """Measure how fast a device copies to the machine's memory and back.
-
-    Parameters
-    ----------
-    device : torch.device
-        A GPU, or the CPU.
-
-    Returns
-    -------
-    float
-        Bytes a second, of pageable memory; infinite on a CPU, which has nothing to copy.
-
-    Examples
-    --------
-    >>> copied_bytes_per_second(torch.device("cpu"))
-    inf
-    """
-    if device.type == "cpu":
-        return math.inf
-    x = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=device)
-    return 2 * x.nbytes / seconds_of(lambda: x.cpu().to(device), device)
 
 
 def seconds_of(
@@ -258,7 +185,7 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def uniform_modes(network: Network) -> Iterator[dict[str, str]]:
+def _uniform_modes(network: Network) -> Iterator[dict[str, str]]:
     """Give all blocks each mode in turn; those that cannot have it recompute.
 
     None joins: that takes as long as to recompute alone.

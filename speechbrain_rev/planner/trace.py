@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from speechbrain_rev.devices import Work
 from speechbrain_rev.planner.memory import LiveBytes
 from speechbrain_rev.planner.network import Network, compare_next, device_of
 from speechbrain_rev.reversible.hooks import Moment, observed
-from speechbrain_rev.speed import Work
 from speechbrain_rev.torch_private import storage_key
 
 #: Runs a forward and a backward pass.

@@ -13,13 +13,12 @@ import torch
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.catalog import Training
 from speechbrain_rev.catalog.steps import encoder_step
-from speechbrain_rev.devices import parse_card
+from speechbrain_rev.devices import ASSUMED, parse_card
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner import largest_batch
 from speechbrain_rev.planner.profiling import profiler_of
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.sizes import GIB, MIB
-from speechbrain_rev.speed import ASSUMED
 
 from .harness import Result, require
 

@@ -26,14 +26,13 @@ from torch import Tensor, nn
 
 from speechbrain_rev import kernels
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture, architecture
-from speechbrain_rev.devices import parse_card
+from speechbrain_rev.devices import Speed, parse_card
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.geometry import channels_by_level
 from speechbrain_rev.planner.step import cpu_fakes
 from speechbrain_rev.planner.trace import _bytes, _Work
 from speechbrain_rev.reversible.convolution import Geometry
 from speechbrain_rev.reversible.monitor import has_values
-from speechbrain_rev.speed import Speed, assumed_speed
 
 from .counts import modes_of
 from .harness import CPU, Result, Spread, distance, interleaved_seconds, require
@@ -516,7 +515,7 @@ def rows_of(name: str, setting: Setting) -> list[dict[str, Any]]:
         }
         for card in CARDS:
             # Peak figures are of float32.
-            speed = assumed_speed(parse_card(card))
+            speed = parse_card(card).speed
             modelled = [each.modelled_seconds(speed) for each in (step, plain)]
             is_known = precision == "float32"
             row[f"modelled ms, {card}"] = 1e3 * modelled[0] if is_known else ""
@@ -537,9 +536,7 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
     for name in setting.names:
         rows += rows_of(name, setting)
         print(name, flush=True)
-    speeds = "; ".join(
-        f"{card} {assumed_speed(parse_card(card)).rates}" for card in CARDS
-    )
+    speeds = "; ".join(f"{card} {parse_card(card).speed.rates}" for card in CARDS)
     return Result(
         "launches",
         "What does a training step ask of a GPU, beside the same encoder in plain torch "

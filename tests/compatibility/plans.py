@@ -13,10 +13,9 @@ from speechbrain_rev.devices import parse_card
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner import Plan, plan
 from speechbrain_rev.sizes import GIB
-from speechbrain_rev.speed import assumed_speed
 
 #: What plans are made for, whichever GPUs are listed.
-SPEED = assumed_speed(parse_card("RTX 2080 Ti"))
+SPEED = parse_card("RTX 2080 Ti").speed
 
 _SMALL = {
     "n_mels": 24,

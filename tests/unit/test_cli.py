@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 
 from speechbrain_rev import __version__, cli, environment
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.catalog import ModelsReport, Training, plans, select, steps
+from speechbrain_rev.catalog import ModelsReport, Training, plans, select
 from speechbrain_rev.catalog.breakdown import before_and_after
 from speechbrain_rev.catalog.plans import plan_encoders, sweep_encoder
 from speechbrain_rev.catalog.render import BreakdownReport, PlansReport, SweepReport
@@ -23,6 +24,7 @@ from speechbrain_rev.catalog.table import training_days
 from speechbrain_rev.cli.command import _parser
 from speechbrain_rev.cli.options import COMPUTES, OUTPUT, READS
 from speechbrain_rev.data.packing import Packing
+from speechbrain_rev.devices import parse_card
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import (
     EmbeddingArchive,
@@ -33,7 +35,6 @@ from speechbrain_rev.inference import (
 from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.sizes import GIB
-from speechbrain_rev.speed import Speed
 from tests.corpus import write_corpus
 from tests.run_folders import (
     speech_like,
@@ -46,11 +47,9 @@ from tests.wespeaker import ResNet
 PLANNED = "memory resnet34 --mode=plan --card=4GB"
 EMBED = "embed --device=cpu run a.wav b.wav"
 VERIFY = "verify run a.wav b.wav --device=cpu"
-COMMANDS = ("env", "resolve", "models", "memory", "plan", "sweep", "calibrate",
-            "embed", "enrol", "verify", "export", "convert", "data")  # fmt: skip
+COMMANDS = ("env", "resolve", "models", "memory", "plan", "sweep", "embed",
+            "enrol", "verify", "export", "convert", "data")  # fmt: skip
 TRAIN = Path(__file__).parents[2] / "hparams" / "train.yaml"
-# Operations take long to start, and then no time whatever the batch.
-SPEED = Speed(1e15, 1e15, 1e3, {"torch": "2", "device": "a test"})
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +63,6 @@ def files(tmp_path_factory):
     torch.save(model.state_dict(), place / "avg_model.pt")
     (place / "x.raw").write_bytes(bytes(32000))
     (place / "model.onnx").write_bytes(b"a graph")
-    (place / "bytes.json").write_bytes(b"\xff\xfe")
-    speed = json.loads(SPEED.to_json()) | {"about": None}
-    (place / "nothing.json").write_text(json.dumps(speed))
     for name in ("folder.npz", "locked"):
         (place / name).mkdir()
     return place
@@ -208,7 +204,6 @@ OUT_OF_MEMORY = [
     ("plan resnet34 --card=4GB", plans, "plan_encoders", "--card=11GB"),
     (PLANNED, plans, "plan_encoders", "leave out --stages"),
     ("sweep resnet34 --card=4GB", plans, "sweep_encoder", "smaller --batches, or leav"),
-    ("calibrate speed.json", steps, "calibrate", "another --device"),
     ("embed run a.wav", SpeakerEmbedder, "from_run", "--device=cpu"),
     ("enrol run ann a.wav --speakers=s", SpeakerEmbedder, "from_run", "--device=cpu"),
     ("verify run a.wav b.wav", SpeakerEmbedder, "from_run", "--device=cpu"),
@@ -374,7 +369,7 @@ def test_a_gpu_s_name_is_its_memory_and_its_speed(printed):
     for command in (["models"], ["plan", "resnet34", "--batch=16"]):
         plain = json.loads(printed(*command, "--card=rtx 3090", "--json"))
         assert plain["training"]["card_bytes"] == 24 * GIB
-    assert plain["speed"]["about"]["device"] == "an assumed RTX 3090"
+    assert plain["speed"]["device"] == "an assumed RTX 3090"
 
 
 def test_a_plan_is_saved(tmp_path, printed):
@@ -412,12 +407,6 @@ def test_what_a_sweep_advises_are_options_that_it_takes(capsys):
     assert {"--frames", "--optimizer_bits"} >= set(options) != set()
 
 
-def test_a_speed_is_not_for_times_that_are_taken(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["sweep", *ON_CARD, "--speed=s.json", "--device=cpu"])
-    assert "not allowed with argument" in capsys.readouterr().err
-
-
 #: What is refused in one line, after what it says.
 MISTAKES = {
     "resolve none.yaml": "none.yaml cannot be read: No such file",
@@ -429,8 +418,6 @@ MISTAKES = {
     "models revnet58": "Did you mean revnet57",
     "models --card=11": "--card takes a GPU's memory as 11GB or 11GiB (2**30 bytes each)",
     "models --card=RTX-5": "or one of RTX 2060, ",
-    "models --speed=s.json": "--speed is for the days that a GPU takes: add, for",
-    "models --card=11GB --speed=missing.json": "--speed: missing.json is no file",
     "models --batch=0": "from 1 to 1000000 utterances, not 0",
     "models --plot=models.jpg": "ends in .png, .pdf or .svg, not models.jpg",
     "models --plot=no/a.png": "no/a.png cannot be written: there is no folder no. Make",
@@ -441,9 +428,6 @@ MISTAKES = {
     "memory resnet34 --optimizer_bits=16": "bits is 16",
     "memory resnet34 --card=11GB --plot=a.png": "leave out --card",
     "memory resnet34 --mode=plan": "none was named: add, for instance, --card",
-    "memory resnet34 --speed=s.json": "add --mode=plan, or leave it out",
-    f"{PLANNED} --speed={__file__}": "no speed of a device",
-    f"{PLANNED} --speed=missing.json": "--speed: missing.json is no file. Write it by `spe",
     f"{PLANNED} --frames=300": "200 and 600 frames, not of 300. Give one of these: what fi",
     f"{PLANNED} --optimizer_bits=4": "or 32 bits, not 4",
     "memory resnet34 --mode=plan --card=2GB --batch=100": "What helps: a batch of ",
@@ -454,15 +438,11 @@ MISTAKES = {
     "plan --card=11GB --save=p.json": "one encoder; name one",
     "plan resnet34 --card=11GB --save=no/p": "--save no/p cannot be written",
     "plan resnet34 --card=2GB --batch=100": "What helps: a batch of ",
-    "plan resnet34 --card=4GB --speed=bytes.json": "--speed bytes.json: ",
-    "plan resnet34 --card=4GB --speed=nothing.json": "--speed nothing.json: ",
     "sweep revnet58 --card=11GB": "Did you mean revnet57",
     "sweep resnet34 --card=nanGB": "11000000000B, not nanGB",
     "sweep resnet34 --card=11GB --batches=nan:4": "1:32, not nan:4",
     "sweep resnet34 --card=11GB --device=tpu": "cuda:N for the GPU of number",
     "sweep resnet34 --card=1.2GB": "What helps: ",
-    "calibrate no/speed.json": "SPEED.json no/speed.json cannot be",
-    "calibrate speed.json --device=tpu": "takes cpu, cuda, or cuda:N",
     "embed nowhere a.wav": "no folder nowhere",
     "embed model.onnx a.wav": "no folder. A graph is run by onnxruntime or torch.export",
     "embed run a.wav --out=embeddings.txt": "ends in .npz or .parquet, not embeddings.txt",
@@ -516,45 +496,32 @@ def test_a_mistake_is_one_line(arguments, capsys):
     assert MISTAKES[arguments] in refuse(arguments.split(), capsys)
 
 
-class TestSpeed:
-    WORDS = "for a test, 1,000 TFLOP/s"
+def test_measured_rates_of_a_gpu_reach_all_commands_and_are_marked(printed):
+    speed = parse_card("H100").speed
+    plain = json.loads(json.dumps(asdict(speed)))
+    assert plain["measured"] == ["operations_per_second"]
 
-    def test_times_are_those_of_the_speed_that_was_calibrated(
-        self, tmp_path, monkeypatch, printed, capsys
+    def printed_by(*command):
+        return json.loads(printed(*command, "--card=H100", "--json"))
+
+    listed = printed_by("models", "resnet34", "--batch=16")
+    planned = printed_by("plan", "resnet34", "--batch=16")
+    swept = printed_by("sweep", "resnet34", "--batches=16:32:16")
+    parts = printed_by("memory", "resnet34", "--mode=plan", "--batch=16")
+    assert listed["speed"] == planned["speed"] == swept["times"]["speed"] == plain
+    assert [each["speed"] for each in parts["breakdowns"]] == [None, plain]
+    (seconds,) = (each["predicted"]["seconds"] for each in planned["encoders"])
+    (days,) = (each["estimated"]["training_days"] for each in listed["encoders"])
+    assert days == pytest.approx(training_days(16 / seconds), 0.1)
+    for command, kind in (
+        (listed, "estimated"),
+        (planned, "time"),
+        (swept, "time"),
+        (parts, "plan"),
     ):
-        monkeypatch.setattr(steps, "calibrate", lambda device, **_: SPEED)
-        file = tmp_path / "speed.json"
-        assert cli.main(["calibrate", str(file)]) == 0
-        text, shown = capsys.readouterr()
-        assert not shown
-        assert f"{file}: 1,000 TFLOP/s, 931,323 GiB/s, 1,000 operations/s" in text
-        assert Speed.from_json(file.read_text()) == SPEED
-        plain = json.loads(SPEED.to_json())
-
-        def printed_by(*command):
-            options = ["--card=4GB", f"--speed={file}", "--json"]
-            return json.loads(printed(*command, *options))
-
-        planned = printed_by("plan", "resnet34", "--batch=16")
-        assert planned["speed"] == plain
-        swept = printed_by("sweep", "resnet34", "--batches=16:48:32")
-        few, many = (each["step_seconds"] for each in swept["batches"])
-        assert many < 1.5 * few
-        assert swept["times"]["speed"] == plain
-        parts = printed_by("memory", "resnet34", "--mode=plan", "--batch=16")
-        assert [each["speed"] for each in parts["breakdowns"]] == [None, plain]
-        listed = printed_by("models", "resnet34", "--batch=16")
-        (seconds,) = (each["predicted"]["seconds"] for each in planned["encoders"])
-        (days,) = (each["estimated"]["training_days"] for each in listed["encoders"])
-        assert days == pytest.approx(training_days(16 / seconds), 0.1)
-        assert listed["speed"] == plain
-        for sources, key in (
-            (listed, "estimated"),
-            (planned, "time"),
-            (swept, "time"),
-            (parts, "plan"),
-        ):
-            assert self.WORDS in sources["sources"][key]
+        words = command["sources"][kind]
+        assert "for an assumed H100 80GB, 33.5 TFLOP/s, " in words
+        assert " 28,000 operations/s (measured); rates are assumed from peak" in words
 
 
 @pytest.mark.usefixtures("in_files")

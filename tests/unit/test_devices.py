@@ -1,11 +1,20 @@
 """Devices by name, GPUs that are listed, and what is free on one that is only made up."""
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 
 from speechbrain_rev import devices
 from speechbrain_rev.catalog.steps import budget_bytes_of
-from speechbrain_rev.devices import GPUS, GpuAtHand, gpu_at_hand, parse_card
+from speechbrain_rev.devices import (
+    ASSUMED,
+    GPUS,
+    GpuAtHand,
+    Speed,
+    gpu_at_hand,
+    parse_card,
+)
 from speechbrain_rev.sizes import GIB
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
@@ -81,6 +90,8 @@ def test_where_there_is_no_gpu_its_memory_can_be_named(monkeypatch):
             "RTX 3070, listed nearest to 8 GiB (or name RTX 2080, RTX 4060, GTX 1080)",
             8,
         ),
+        ("10GB", "RTX 3080, listed nearest to 10 GiB", 10),
+        ("3080", "RTX 3080", 10),
         ("2080", "RTX 2080", 8),
         ("2080 Ti", "RTX 2080 Ti", 11),
         ("2080ti", "RTX 2080 Ti", 11),
@@ -96,6 +107,20 @@ def test_where_there_is_no_gpu_its_memory_can_be_named(monkeypatch):
 def test_a_gpu_is_read_by_its_name_or_by_the_nearest_memory(text, shown, gib):
     gpu = parse_card(text)
     assert (str(gpu), gpu.memory_bytes) == (shown, gib * GIB)
+
+
+def test_rates_that_were_measured_replace_half_of_a_gpu_s_peak_figures():
+    assert replace(parse_card("11GB").speed, device=ASSUMED.device) == ASSUMED
+    assert (ASSUMED.flops_per_second, ASSUMED.bytes_per_second) == (6.7e12, 0.4e12)
+    fast = parse_card("RTX 3090").speed
+    assert (fast.device, fast.measured) == ("an assumed RTX 3090", ())
+    assert fast.flops_per_second / 35.6e12 == pytest.approx(0.5)
+    assert fast.bytes_per_second / 936e9 == pytest.approx(0.4 / 0.616)
+    names = {field.name for field in fields(Speed)}
+    for gpu in GPUS:
+        assert set(gpu.measured) <= names
+        for name, rate in gpu.measured.items():
+            assert getattr(gpu.speed, name) == rate
 
 
 def test_gpus_are_listed_by_memory_and_what_is_none_of_them_is_refused():

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from speechbrain_rev import cli, scoring
-from speechbrain_rev.catalog import steps
 from speechbrain_rev.inference import (
     Cohort,
     EmbeddingArchive,
@@ -23,7 +22,6 @@ from speechbrain_rev.inference import (
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.plots import style
-from speechbrain_rev.speed import ASSUMED, Speed
 from tests.reliability.operations import Case, Tried
 from tests.run_folders import (
     speech_like,
@@ -129,21 +127,10 @@ def graph_of(run, out, monkeypatch):
     return ("export", run, out), accept
 
 
-def calibration(run, out, monkeypatch):
-    """A speed is whole."""
-    monkeypatch.setattr(steps, "calibrate", lambda *_, **__: ASSUMED)
-
-    def accept():
-        assert Speed.from_json(out.read_text()) == ASSUMED
-
-    return ("calibrate", out), accept
-
-
 #: What each command writes, and what makes its arguments and accepts what is there.
 COMMANDS = [
     (embedding, "rows.npz"),
     (conversion, "model"),
-    (calibration, "speed.json"),
     *(
         pytest.param(command, marks=pytest.mark.slow)
         for command in (

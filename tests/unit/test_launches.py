@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from speechbrain_rev import kernels
+from speechbrain_rev.devices import Speed
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner.step import cpu_fakes
 from speechbrain_rev.reversible.streams import as_format
-from speechbrain_rev.speed import Speed
 from tests.benchmarks.launches import (
     PLAIN,
     TINY_ELEMENTS,
@@ -169,7 +169,7 @@ def test_the_slower_of_host_and_device_decides_a_modelled_time():
     # An operation of FLOPs, and two of bytes.
     work = Counter({(1000, 10): 1, (0, 100): 2})
     step = StepCount(Counter(mm=1, add=2), work=work)
-    device = Speed(100.0, 10.0, 1e9, {"device": "a GPU"})
+    device = Speed("a GPU", 100.0, 10.0, 1e9)
     assert step.modelled_seconds(device) == 10 + 2 * 10
-    host = Speed(1e9, 1e9, 0.1, {"device": "a GPU"})
+    host = Speed("a GPU", 1e9, 1e9, 0.1)
     assert step.modelled_seconds(host) == pytest.approx(30)

@@ -78,7 +78,7 @@ PUBLIC = {
 MODULES = {
     "architectures": {"ARCHITECTURES", "Architecture", "architecture", "counterparts"},
     "catalog.plans": {"plan_encoders", "plan_for_run", "sweep_encoder"},
-    "catalog.steps": {"TrainingStep", "calibrate", "encoder_step"},
+    "catalog.steps": {"TrainingStep", "encoder_step"},
     "environment": {"environment"},
     "inference.wespeaker": {
         "convert_from_wespeaker",

@@ -9,9 +9,9 @@ from speechbrain_rev.architectures import architecture
 from speechbrain_rev.catalog.plans import PlannedEncoder
 from speechbrain_rev.catalog.steps import TrainingStep
 from speechbrain_rev.catalog.table import ListedEncoder
+from speechbrain_rev.devices import ASSUMED
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
-from speechbrain_rev.speed import ASSUMED
 
 CPU = torch.device("cpu")
 TINY = {"widths": (8, 8, 8, 8), "blocks": (1, 0, 0, 1), "n_mels": 24}

@@ -9,7 +9,6 @@ from speechbrain_rev.catalog.plans import plan_encoders, sweep_encoder
 from speechbrain_rev.devices import parse_card
 from speechbrain_rev.planner.profile import VARIABLE
 from speechbrain_rev.sizes import GIB
-from speechbrain_rev.speed import assumed_speed
 
 from .builders import planned_as
 
@@ -24,7 +23,7 @@ def tight():
 def swept():
     """Plans of batches of which the first alone is stored, and the last does not fit."""
     training = Training(4 * GIB, 1, 200)
-    speed = assumed_speed(parse_card("RTX 2080 Ti"))
+    speed = parse_card("RTX 2080 Ti").speed
     sizes = [16, 48, 80, 1000]
     return sweep_encoder(architecture("resnet34"), training, sizes, speed=speed)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import re
 
 import pytest
 import torch
@@ -11,11 +10,9 @@ from speechbrain_rev.architectures import ARCHITECTURES, Architecture, architect
 from speechbrain_rev.catalog import Training, plans
 from speechbrain_rev.catalog.steps import (
     TrainingStep,
-    calibrate,
     channels_to_try,
     encoder_step,
     shallow,
-    training_step,
 )
 from speechbrain_rev.catalog.table import ListedEncoder
 from speechbrain_rev.lobes import build_encoder
@@ -29,7 +26,7 @@ from speechbrain_rev.planner import (
     profiling,
 )
 from speechbrain_rev.planner.knapsack import Cost
-from speechbrain_rev.planner.memory import SHARE, live_bytes_peak
+from speechbrain_rev.planner.memory import SHARE
 from speechbrain_rev.planner.plan import choose
 from speechbrain_rev.planner.profile import BlockProfile
 from speechbrain_rev.planner.profiling import stored_bytes
@@ -335,24 +332,6 @@ def test_profiles_of_the_recipe_are_kept_apart_by_their_shallow_encoders(own_pro
     assert [len(plan.modes) for plan in planned] == [8, 10, 12]
     for plan in planned:
         assert plan.predicted_bytes == pytest.approx(plan.measured_bytes, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_a_calibration_takes_as_many_utterances_as_fit(monkeypatch, terminal):
-    size = {"blocks": (2, 2, 2, 2), "frames": 20, "batch": 2}
-    peak = live_bytes_peak(training_step("resnet34", mode="store", **size)[1])
-    monkeypatch.setattr(memory, "available_ram_bytes", lambda: peak / SHARE)
-    options = {"names": ("resnet34",), "frames": 20, "repeats": 1}
-    shown = terminal()
-    speed = calibrate(CPU, **options)
-    assert "batch 2, 20 frames" in speed.about["measured"]
-    assert {"device", "torch", "error of a block's time"} <= set(speed.about)
-    assert re.search(r"measuring resnet34 \(1 of 1\): \d+ steps", shown.getvalue())
-
-
-def test_nothing_is_calibrated_without_a_clock():
-    with pytest.raises(ValueError, match="must be a CPU or a GPU"):
-        calibrate(torch.device("meta"))
 
 
 @pytest.mark.parametrize(

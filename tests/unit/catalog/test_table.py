@@ -25,11 +25,11 @@ from speechbrain_rev.catalog.table import (
     other_encoder,
     shorter_frames,
 )
+from speechbrain_rev.devices import ASSUMED
 from speechbrain_rev.heads import HEAD, HEAD_OF, Head
 from speechbrain_rev.modes import LOSSLESS
 from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.sizes import GIB
-from speechbrain_rev.speed import ASSUMED
 from tests.benchmarks.counts import step_work, training_step_peak
 
 PEAKS = counted_peaks()

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.devices import ASSUMED
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner import profile, step_of
 from speechbrain_rev.planner.memory import LiveBytes, make_gradients
@@ -16,7 +17,6 @@ from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.profiling import count
 from speechbrain_rev.planner.step import Trial
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
-from speechbrain_rev.speed import ASSUMED
 
 MIB = 2**20
 

@@ -15,6 +15,7 @@ from speechbrain.lobes.models.ECAPA_TDNN import ECAPA_TDNN
 from speechbrain.lobes.models.ResNet import ResNet
 from torch import nn
 
+from speechbrain_rev.devices import ASSUMED
 from speechbrain_rev.planner import (
     Infeasible,
     Plan,
@@ -32,7 +33,6 @@ from speechbrain_rev.planner.plan import held_to_limit
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import enough_text
-from speechbrain_rev.speed import ASSUMED
 from tests.unit.lobes.encoders import feats
 from tests.unit.planner.networks import (
     SCALARS,

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from speechbrain_rev.devices import ASSUMED
 from speechbrain_rev.planner import Infeasible, Profile
 from speechbrain_rev.planner.knapsack import Cost, peak_bytes, solve
 from speechbrain_rev.planner.network import compare_next
 from speechbrain_rev.planner.profile import BlockProfile
-from speechbrain_rev.speed import ASSUMED
 from tests.unit.lobes.encoders import KINDS
 from tests.unit.planner.networks import (
     MIB,

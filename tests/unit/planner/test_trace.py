@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from speechbrain_rev.devices import ASSUMED
 from speechbrain_rev.modes import Mode, fallback
 from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.planner.network import as_network, compare_next
 from speechbrain_rev.planner.trace import trace_bytes, trace_seconds
 from speechbrain_rev.reversible import hooks
 from speechbrain_rev.reversible.hooks import Moment, observed
-from speechbrain_rev.speed import ASSUMED
 from tests.unit.planner.networks import (
     MIB,
     SCALARS,
