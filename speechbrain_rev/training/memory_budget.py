@@ -165,7 +165,7 @@ class MemoryBudget:
             raise ValueError(
                 f"memory_budget is {budget}; give a size, as 11GB, or null."
             )
-        verify = getattr(hparams, "memory_verify", "first")
+        verify: Verify | None = getattr(hparams, "memory_verify", "first")
         check_verify(verify)
         options = ("compile", "compile_module_keys", "jit", "jit_module_keys")
         if given := [name for name in options if getattr(brain, name, None)]:
