@@ -57,7 +57,7 @@ def warn_of_difference(text: str, category: type[Warning], stacklevel: int) -> N
 def take_differences() -> list[str]:
     """Give the differences that this process warned of since the last call, each once.
 
-    A training on several processes adds up how many there are, with what else it reduces:
+    A training run on several processes adds up how many there are, with what it reduces:
     warnings of other processes than the first are easily overlooked.
     """
     taken = [*_untold]
