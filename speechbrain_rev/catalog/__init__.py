@@ -1,8 +1,8 @@
 """The encoders in one table: size, published accuracy, memory, and what fits a GPU.
 
 What is exported here reads committed counts and needs no torch. Training steps of encoders
-are in ``steps``, plans of them in ``plans``, where the memory of a step goes in
-``breakdown``, and the recipe's self-test in ``self_test``.
+are in ``steps``, plans of them in ``plans``, and where the memory of a step goes in
+``breakdown``.
 """
 
 from speechbrain_rev.catalog.render import ModelsReport

@@ -1,7 +1,7 @@
-"""Plans of encoders for a GPU: of one batch, of a sweep over batches, and of a run.
+"""Plans of encoders for a GPU: of one batch, and of a sweep over batches.
 
 Section 3.4 of Jiang et al., "An efficient training framework for reversible neural
-architectures", for the encoders of the table and for the recipe.
+architectures", for the encoders of the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,8 +30,6 @@ from speechbrain_rev.bars import kept_alive, lock_of_threads, progress_bar
 from speechbrain_rev.catalog.steps import (
     CHUNKS,
     SMALL_CHUNKS,
-    TrainingStep,
-    budget_bytes_of,
     encoder_step,
     head_modules,
 )
@@ -50,36 +47,26 @@ from speechbrain_rev.catalog.table import (
 )
 from speechbrain_rev.devices import (
     Speed,
-    device_name,
-    free_and_held_bytes,
     timed_device,
 )
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.geometry import channels_at_the_peak
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.optim import build_optimizer
-from speechbrain_rev.planner import Infeasible, Plan, Profile, Sweep, plan_step, sweep
+from speechbrain_rev.planner import Infeasible, Plan, Profile, Sweep, sweep
 from speechbrain_rev.planner.memory import make_gradients, unless_memory_runs_out
-from speechbrain_rev.planner.plan import SHARES, choose, plan_within, refusal, shares
+from speechbrain_rev.planner.plan import choose, plan_within, refusal, shares
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
 from speechbrain_rev.planner.step import Channels
 from speechbrain_rev.planner.timing import seconds_of
 from speechbrain_rev.processes import ended_by_signal
-from speechbrain_rev.sizes import card_for, card_text, size_text
-from speechbrain_rev.whole_files import check_regular
+from speechbrain_rev.sizes import card_for, card_text
 
 #: What a plan that was made for a GPU by its size has beside its device.
 PLANNED_CARD = "card_bytes"
 
 # Steps of the optimizer that are timed, after one that is not.
 _REPEATS = 3
-
-# What of a plan has to be what is asked for, so that it is not made anew.
-_ASKED = ("memory_budget", "max_gradient_error", "bounds")
-# What a run's step has beside weights and gradients, whatever the modes.
-_STAYING = "optimizer states and classifier, and a batch's speech"
-# GPUs have less than they are called by, and CUDA takes some: of 11 GB 10.4 GiB are left.
-_OF_NAMED = 0.9
 
 
 @dataclass(frozen=True)
@@ -642,248 +629,3 @@ def _optimizer_seconds(
             "or leave out --device, which estimates times."
         )
     return seconds
-
-
-def plan_for_run(
-    step: TrainingStep,
-    *,
-    kept: Path,
-    plan_file: str | None,
-    memory_budget: str | None,
-    max_gradient_error: float | None = None,
-    say: Callable[[str], object],
-    warn: Callable[[str], object],
-) -> Plan:
-    """Give the plan of a run: that of a file, the one that is kept, or a new one.
-
-    Parameters
-    ----------
-    step : TrainingStep
-        A step of the run.
-    kept : Path
-        Where the run keeps its plan; read if it was made for the same budget.
-    plan_file : str or None
-        A plan's file, which overrides a budget.
-    memory_budget : str or None
-        As ``budget_bytes_of`` takes it. A plan that was kept for another batch, device or
-        code is made anew. If neither is given, the plan that is kept
-        is the run's.
-    max_gradient_error : float or None
-        As ``plan_step`` takes it: a plan that was kept for another one is made anew.
-    say : callable
-        Is called with what a new plan is made for, and where one is taken that nobody
-        named.
-    warn : callable
-        Is called with what the plan of a file was made for that this run is not.
-
-    Returns
-    -------
-    Plan
-        It names its file or its budget.
-
-    Raises
-    ------
-    ValueError
-        If nothing fits the budget, or the plan is for another run, GPU or chunk.
-    FileNotFoundError
-        If the file of a plan is not there.
-    """
-    if plan_file is not None:
-        plan = _load(plan_file, kept)
-        _warn_of_other_training(plan, step, f"plan_file {plan_file}", warn)
-        _refuse_other_channels(plan, step, plan_file)
-        return plan.with_about(plan_file=str(plan_file))
-    if memory_budget is None:
-        plan = _read_kept(kept)
-        if "plan_file" in plan.about:
-            _warn_of_other_training(plan, step, str(kept), warn)
-        else:
-            _refuse_other_training(plan, step, kept)
-        _refuse_other_channels(plan, step, kept)
-        say(
-            f"memory plan: of this run, {kept}, since neither mode, plan_file nor "
-            "memory_budget is given; each of them overrides it"
-        )
-        return plan
-    limit = _limit(step, max_gradient_error)
-    if kept.is_file():
-        plan = _read_kept(kept)
-        given = plan.about.get("plan_file")
-        asked = {"memory_budget": memory_budget, **limit}
-        same = all(plan.about.get(name) == asked.get(name) for name in _ASKED)
-        others = _differences(plan, step)
-        if given is None and same and not others:
-            _refuse_other_channels(plan, step, kept)
-            return plan
-        if given is None and same:
-            changed = (_for_another(name, *pair) for name, pair in others.items())
-            say(f"memory plan: {kept} was made {'; '.join(changed)}: planned anew")
-    size = budget_bytes_of(memory_budget, step.device)
-    say(
-        f"memory plan: {memory_budget} is {card_text(size)}; blocks are timed on "
-        f"{device_name(step.device)}"
-    )
-    made = plan_step(step.step(), size, max_gradient_error=max_gradient_error)
-    return made.with_about(
-        memory_budget=memory_budget, memory_budget_bytes=str(size), **limit
-    )
-
-
-def in_words(plan: Plan) -> str:
-    """Describe what a run's plan does, and how its budget is shared out.
-
-    Parameters
-    ----------
-    plan : Plan
-        As ``plan_for_run`` gives it.
-
-    Returns
-    -------
-    str
-        One line.
-    """
-    about = plan.about
-    if "plan_file" in about:
-        made = ""  # A plan of another network has no batch of utterances.
-        if "batch" in about and "frames" in about:
-            made = f", for its batch of {about['batch']}, {about['frames']} frames each"
-        budget = plan.budget_text(_STAYING)
-        whole = f"; {budget}" if budget else ""
-        return f"{plan}{made}; of plan_file {about['plan_file']}{whole}"
-    budget = plan.budget_text(_STAYING)
-    if not budget:
-        return str(plan)
-    return (
-        f"{plan.counts()}; {budget}; the step peaks at {size_text(plan.measured_bytes)} counted "
-        f"({size_text(plan.predicted_bytes)} predicted) of the remaining "
-        f"{size_text(plan.budget_bytes)}{plan.error_text()}"
-    )
-
-
-def _limit(step: TrainingStep, max_gradient_error: float | None) -> dict[str, str]:
-    """Record in a plan which error it may have, if any, and of which bounds it is."""
-    if max_gradient_error is None:
-        return {}
-    return {
-        "max_gradient_error": str(float(max_gradient_error)),
-        "bounds": _bounds(step),
-    }
-
-
-def _bounds(step: TrainingStep) -> str:
-    return ", ".join(map(str, step.encoder.compression.rules.values()))
-
-
-def _read(path: str | Path) -> Plan:
-    """Read a plan, whose shares of its budget have to make it up."""
-    plan = Plan.load(path)
-    sizes = [int(plan.about[name]) for name in SHARES if name in plan.about]
-    if len(sizes) == len(SHARES) and sizes[0] - sum(sizes[1:]) != plan.budget_bytes:
-        whole, staying, reserved = SHARES
-        raise ValueError(
-            f"{path}: This is no plan (budget_bytes is {plan.budget_bytes}, but {whole} less "
-            f"{staying} and {reserved} is {sizes[0] - sum(sizes[1:])}). Plan anew."
-        )
-    return plan
-
-
-def _read_kept(kept: Path) -> Plan:
-    """Read the plan of the run, which plans no other as long as that is there."""
-    try:
-        return _read(kept)
-    except ValueError as error:
-        raise ValueError(
-            f"{error} To do so, delete that file: memory_budget then plans."
-        ) from error
-
-
-def _load(plan_file: str, kept: Path) -> Plan:
-    check_regular(plan_file)
-    if Path(plan_file).is_file():
-        return _read(plan_file)
-    own = f", or leave plan_file out and go on with {kept}" if kept.is_file() else ""
-    raise FileNotFoundError(
-        f"plan_file: {plan_file} is no file. Give the plan that `speechbrain-rev plan "
-        f"ENCODER --card SIZE --save FILE` or another run wrote (its plan.json){own}, or "
-        "give memory_budget, which plans."
-    )
-
-
-#: What plans of version 0.1.0 do not show, for it could not be otherwise.
-_UNNAMED = {"pooling": "statistics", "memory_format": "contiguous"}
-
-
-def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, str]]:
-    """Collect what a plan has of its step and this step has otherwise."""
-    now = step.about()
-    if "bounds" in plan.about:
-        now["bounds"] = _bounds(step)
-    then: dict[str, str] = {**_UNNAMED, **plan.about}
-    return {
-        name: (then.get(name), now[name]) for name in now if then.get(name) != now[name]
-    }
-
-
-def _refuse_other_training(plan: Plan, step: TrainingStep, path: Path) -> None:
-    for name, (then, now) in _differences(plan, step).items():
-        raise ValueError(
-            f"{path} was made {_for_another(name, then, now)}. Give memory_budget to plan "
-            f"anew, or plan_file: {path}, to take its modes as they are."
-        )
-
-
-def _for_another(name: str, then: str | None, now: str) -> str:
-    """Name what a plan was made for and what there is."""
-    if name != "chunk":
-        return f"for {name} {then}, and this is {now}"
-    was, is_ = (
-        "chosen by chunk: auto" if x == "chosen" else f"set, which makes {x} channels"
-        for x in (then, now)
-    )
-    return f"where the chunk was {was}, and here it is {is_}"
-
-
-def _warn_of_other_training(
-    plan: Plan, step: TrainingStep, source: str, warn: Callable[[str], object]
-) -> None:
-    """Warn of what decides whether the plan fits; what it does not name is let pass."""
-    others = [
-        _for_another(name, then, now)
-        for name, (then, now) in _differences(plan, step).items()
-        # Blocks and channels are compared by themselves.
-        if then is not None
-        and name not in ("blocks", "chunk")
-        and not (name == "device" and _holds_named_card(step.device, plan.about))
-    ]
-    if others:
-        warn(
-            f"memory plan: {source} was made {'; '.join(others)}: it may take more memory "
-            "than it says, or be slower than another plan. Plan anew for this run, give the "
-            "settings that the plan was made for, or memory_budget, which plans."
-        )
-
-
-def _holds_named_card(device: torch.device, about: Mapping[str, str]) -> bool:
-    """Check whether a device has the memory that a plan was made for by its size alone."""
-    if PLANNED_CARD not in about:
-        return False
-    there = free_and_held_bytes(device)
-    return there is None or there >= _OF_NAMED * int(about[PLANNED_CARD])
-
-
-def _refuse_other_channels(plan: Plan, step: TrainingStep, path: str | Path) -> None:
-    """Refuse a plan that would change a chunk that is fixed, or was trained with."""
-    own = list(step.encoder.channels)
-    if plan.channels is None or list(plan.channels) == own:
-        return
-    channels = f"{path} works on {list(plan.channels)} channels at a time"
-    if step.begun:
-        raise ValueError(
-            f"{channels}, but this run began with {own}, which never change. Give "
-            "the plan that it began with, or a memory_budget, which plans for these."
-        )
-    if not step.searches_chunk:
-        raise ValueError(
-            f"{channels}, but the chunk that is set makes {own}. Give chunk: auto, "
-            "which takes the plan's, or a plan for this chunk."
-        )

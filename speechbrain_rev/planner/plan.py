@@ -158,41 +158,56 @@ class Plan:
 
     def to_json(self) -> str:
         """Write it as a JSON document, which ``from_json`` reads."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return plans_to_json([self])
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read what ``to_json`` wrote.
+        """Read what ``to_json`` wrote; of several plans the last one.
 
         Raises
         ------
         ValueError
             If the text is no plan.
         """
-        with reading(*_DOCUMENT):
-            given = made_of(cls, parsed(text))
-            modes = names_with_values("modes", given.modes)
-            if not modes:
-                raise ValueError("modes names no block")
-            errors = (
-                finite(name, getattr(given, name), most=_MOST_ERROR)
-                for name in ("predicted_gradient_error", "measured_gradient_error")
-            )
-            plan = cls(
-                {block_name(n): Mode(mode).value for n, mode in modes.items()},
-                channel_counts(given.channels),
-                whole_number("budget_bytes", given.budget_bytes),
-                whole_number("predicted_bytes", given.predicted_bytes),
-                whole_number("measured_bytes", given.measured_bytes),
-                finite("seconds", given.seconds, most=_MOST_SECONDS),
-                facts(given.about),
-                *errors,
-            )
-            plan._check()
-            return plan
+        return plans_from_json(text)[-1]
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> Plan:
+        """Make a plan of the values of its fields, as JSON has them.
+
+        Raises
+        ------
+        ValueError
+            If no plan has these.
+        """
+        given = made_of(cls, values)
+        modes = names_with_values("modes", given.modes)
+        errors = (
+            finite(name, getattr(given, name), most=_MOST_ERROR)
+            for name in ("predicted_gradient_error", "measured_gradient_error")
+        )
+        plan = cls(
+            {block_name(n): Mode(mode).value for n, mode in modes.items()},
+            channel_counts(given.channels),
+            whole_number("budget_bytes", given.budget_bytes),
+            whole_number("predicted_bytes", given.predicted_bytes),
+            whole_number("measured_bytes", given.measured_bytes),
+            finite("seconds", given.seconds, most=_MOST_SECONDS),
+            facts(given.about),
+            *errors,
+        )
+        plan._check()
+        return plan
 
     def _check(self) -> None:
         """Refuse numbers that no plan has together."""
+        sizes = [int(self.about[name]) for name in SHARES if name in self.about]
+        if len(sizes) == len(SHARES) and sizes[0] - sum(sizes[1:]) != self.budget_bytes:
+            whole, staying, reserved = SHARES
+            raise ValueError(
+                f"budget_bytes is {self.budget_bytes}, but {whole} less {staying} and "
+                f"{reserved} is {sizes[0] - sum(sizes[1:])}"
+            )
         if self.measured_bytes > self.budget_bytes:
             raise ValueError(
                 f"measured_bytes is {self.measured_bytes}, more than budget_bytes, which "
@@ -211,7 +226,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read it from a file.
+        """Read it from a file; of several plans, as a run may keep, the newest.
 
         Raises
         ------
@@ -220,8 +235,7 @@ class Plan:
         OSError
             If it cannot be read.
         """
-        check_path(path, "a plan", "Plan.from_json takes its text.")
-        return load_document(path, cls.from_json, *_DOCUMENT)
+        return load_plans(path)[-1]
 
     def counts(self) -> str:
         """Count the blocks of each mode, in words."""
@@ -269,6 +283,34 @@ class Plan:
         errors = self.predicted_gradient_error, self.measured_gradient_error
         predicted, measured = (f"{100 * error:.2g} %" for error in errors)
         return f"; gradient error {predicted} predicted, {measured} measured"
+
+
+def plans_to_json(plans: Sequence[Plan]) -> str:
+    """Write plans as a JSON document, which ``plans_from_json`` reads."""
+    return json.dumps({"plans": [asdict(plan) for plan in plans]}, indent=1) + "\n"
+
+
+def plans_from_json(text: str) -> list[Plan]:
+    """Read what ``plans_to_json`` wrote: at least one plan.
+
+    Raises
+    ------
+    ValueError
+        If the text is something else.
+    """
+    with reading(*_DOCUMENT):
+        document = parsed(text)
+        # A document of version 0.1.0 is one plan.
+        plans = [*map(Plan.of_values, document.get("plans", [document]))]
+        if not plans:
+            raise ValueError("plans is empty")
+        return plans
+
+
+def load_plans(path: str | Path) -> list[Plan]:
+    """Read plans from a file, as ``Plan.load`` does."""
+    check_path(path, "a plan", "Plan.from_json takes its text.")
+    return load_document(path, plans_from_json, *_DOCUMENT)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ A recipe subclasses ``ValidatedEpochs`` and says how a batch becomes a loss. Eac
 one part of a run: ``steps`` (gradients that are not finite, files that cannot be read),
 ``epochs`` (validation, log and checkpoint), ``epoch_log`` (lines, curves, TensorBoard,
 wandb), ``progress`` (the bar and the line of an epoch), ``run_settings`` (which run a folder
-holds, and how it goes on), ``memory_plan`` (modes of an encoder's blocks), ``memory_budget``
-(those of any other recipe's) and ``self_test``.
+holds, and how it goes on), ``memory_plan`` (modes of an encoder's blocks, of a step as in
+``recipe_step``), ``memory_budget`` (those of any other recipe's), ``kept_plans`` (the file
+of both) and ``self_test`` (with ``step_comparison``).
 """
 
 from speechbrain_rev import torchaudio_pair  # noqa: F401, imported before torchaudio

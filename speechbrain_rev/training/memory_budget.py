@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import json
 import logging
 import math
 import random
 import sys
-import traceback
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -43,7 +40,7 @@ from speechbrain_rev.planner.memory import (
     unless_memory_runs_out,
 )
 from speechbrain_rev.planner.network import as_network, give
-from speechbrain_rev.planner.plan import shares
+from speechbrain_rev.planner.plan import SHARES, shares
 from speechbrain_rev.planner.step import Alternative, trainable, with_blocks
 from speechbrain_rev.reversible.monitor import Verify, check_verify
 from speechbrain_rev.reversible.wrapping import store_blocks
@@ -51,16 +48,18 @@ from speechbrain_rev.sizes import size_text, whole_bytes
 from speechbrain_rev.torch_private import (
     AnyBatchNorm,
     AnyDataLoaderIterator,
-    tree_leaves,
     tree_map,
 )
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.training.kept_plans import (
+    PLAN,
+    differences,
+    read_plans,
+    write_plans,
+)
 
-#: In the run's folder: plans, and how often memory ran out in spite of them.
-PLANS = "memory_budget.json"
-
-#: There: a checksum of the names and shapes of all parameters, and of which are trained.
-_PARAMETERS = "parameters_crc32"
+#: In what a plan is about: shapes of the batches that it is for; and, of one in spite of
+#: which memory ran out, what the next one may take.
+_SHAPES, _NEXT = "shapes", "next_budget_bytes"
 
 #: By what part of the budget the next start plans less after memory ran out.
 LIGHTER = 0.1
@@ -107,8 +106,8 @@ class MemoryBudget:
     Raises
     ------
     ValueError
-        If the budget is no size, nothing fits it, a name matches no module, or
-        memory_verify is something else.
+        If the budget is no size, nothing fits it, a name matches no module,
+        memory_verify is something else, or the Brain has a ``fit_batch`` of its own.
     SystemExit
         If memory runs out in spite of the plan: with one line. The next start plans for
         10 % less.
@@ -116,9 +115,7 @@ class MemoryBudget:
     Notes
     -----
     The step that is planned is one call of ``compute_forward`` and ``compute_objectives``
-    and one backward pass. Of a Brain that overrides ``fit_batch`` it is what that runs
-    until its first backward pass, with the arguments that it gives, and that pass. Later
-    backward passes of such a ``fit_batch`` are not planned; the log has a warning.
+    and one backward pass, as ``sb.Brain.fit_batch`` does them.
 
     Examples
     --------
@@ -165,6 +162,13 @@ class MemoryBudget:
             raise ValueError(
                 f"memory_budget is {budget}; give a size, as 11GB, or null."
             )
+        if type(brain).fit_batch is not sb.Brain.fit_batch:
+            raise ValueError(
+                f"{type(brain).__name__} has a fit_batch of its own, whose step cannot be "
+                "planned: move what it does more to on_fit_batch_start and "
+                "on_fit_batch_end, or leave memory_budget out and choose blocks by "
+                "speechbrain_rev.reversible.recompute_blocks."
+            )
         verify: Verify | None = getattr(hparams, "memory_verify", "first")
         check_verify(verify)
         options = ("compile", "compile_module_keys", "jit", "jit_module_keys")
@@ -180,16 +184,8 @@ class MemoryBudget:
             verify,
         )
         # A recipe's own methods come before any method of this class.
-        if not _fits_batches_itself(brain):
-            brain.compute_forward = functools.partial(
-                _planned_forward, brain.compute_forward, self
-            )
-            return
-        brain.fit_batch = functools.partial(_planned_batch, brain.fit_batch, self)
-        logger.warning(
-            "%s has a fit_batch of its own: memory is planned for what that runs until its "
-            "first backward pass, and for this pass alone.",
-            type(brain).__name__,
+        brain.compute_forward = functools.partial(
+            _planned_forward, brain.compute_forward, self
         )
 
     def fit(self, *arguments: Any, **keywords: Any) -> Any:
@@ -204,10 +200,6 @@ class MemoryBudget:
         sys.exit(self._planner.ran_out())
 
 
-def _fits_batches_itself(brain: sb.Brain) -> bool:
-    return type(brain).fit_batch is not sb.Brain.fit_batch
-
-
 def _planned_forward(
     compute_forward: Any, brain: MemoryBudget, batch: Any, *more: Any, **keywords: Any
 ) -> Any:
@@ -215,11 +207,6 @@ def _planned_forward(
     if stage is sb.Stage.TRAIN:
         brain.memory_plan = brain._planner.plan_for(batch)
     return compute_forward(batch, *more, **keywords)
-
-
-def _planned_batch(fit_batch: Any, brain: MemoryBudget, batch: Any) -> Any:
-    brain.memory_plan = brain._planner.plan_for(batch)
-    return fit_batch(batch)
 
 
 class BrainPlanner:
@@ -247,19 +234,27 @@ class BrainPlanner:
         self.brain, self.budget_bytes, self.verify = brain, budget_bytes, verify
         self.patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         folder = getattr(brain.hparams, "output_folder", None)
-        self._file = None if folder is None else Path(folder, PLANS)
-        self._kept = _Kept.read(self._file, self._about())
+        self._file = None if folder is None else Path(folder, PLAN)
+        kept = [] if self._file is None else read_plans(self._file)
+        self._about = self._made_for()
+        self._plans = [plan for plan in kept if not differences(plan, self._about)]
+        if kept and not self._plans:
+            logger.info("%s is for other settings: planned anew.", self._file)
+        #: What plans may take: less after memory ran out.
+        self.allowed_bytes = min(
+            [self.budget_bytes, *map(_next_budget_bytes, self._plans)]
+        )
         self._current: Plan | None = None
         self._trained: list[bool] = []
 
-    def _about(self) -> dict[str, Any]:
+    def _made_for(self) -> dict[str, str]:
         """Name the settings that a kept plan has to be for."""
         return {
-            "memory_budget": self.budget_bytes,
-            "memory_blocks": list(self.patterns),
+            "memory_budget": str(self.budget_bytes),
+            "memory_blocks": ", ".join(self.patterns),
             "precision": self.brain.precision,
             "device": torch.device(self.brain.device).type,
-            _PARAMETERS: self._parameters_crc32(),
+            "parameters_crc32": str(self._parameters_crc32()),
         }
 
     def _parameters_crc32(self) -> int:
@@ -270,20 +265,15 @@ class BrainPlanner:
         ]
         return zlib.crc32(repr(listed).encode())
 
-    @property
-    def allowed_bytes(self) -> int:
-        """What plans may take, after memory ran out so many times."""
-        return int(self.budget_bytes * (1 - LIGHTER) ** self._kept.ran_out)
-
     def plan_for(self, batch: Any) -> Plan:
         """Give the blocks a plan that holds for a batch; make one if none does."""
         shapes = _largest_of_processes(shapes_of(batch))
         trained = [p.requires_grad for p in self.brain.modules.parameters()]
         if trained != self._trained:
             if self._trained:  # frozen or unfrozen since the plan was made
-                self._kept = _Kept(self._about(), [], self._kept.ran_out)
+                self._plans, self._about = [], self._made_for()
             self._trained = trained
-        plan = self._kept.plan_for(shapes)
+        plan = next((p for p in self._plans if _holds_for(p, shapes)), None)
         if plan is None:
             self._store_all()  # parts of what recomputes would run twice in a step
             plan = self._make(batch, shapes)
@@ -293,12 +283,12 @@ class BrainPlanner:
 
     def ran_out(self) -> str:
         """Note that memory ran out, and say what happens next."""
-        plan, kept = self._current, self._kept
+        plan = self._current
         assert plan is not None
-        self._kept = _Kept(kept.about, [], kept.ran_out + 1)
+        lighter = int(self.allowed_bytes * (1 - LIGHTER))
         if self._file is not None:  # whichever process it is
-            self._kept.write(self._file)
-            following = f"The next start plans for {size_text(self.allowed_bytes)}"
+            write_plans(self._file, [plan.with_about(**{_NEXT: str(lighter)})])
+            following = f"The next start plans for {size_text(lighter)}"
         else:
             following = "Lower memory_budget"
         return (
@@ -334,10 +324,13 @@ class BrainPlanner:
         text, refused = made
         if refused is not None:  # in every process, for none may wait for another
             raise ValueError(f"No memory plan was made. {refused}")
-        plan = _plan_of(text)
-        self._kept = self._kept.with_plan(shapes, plan)
+        plan = Plan.from_json(text).with_about(
+            **self._about, **{_SHAPES: json.dumps(shapes)}
+        )
+        others = [p for p in self._plans if not _covers(shapes, _shapes_in(p))]
+        self._plans = [*others, plan]
         if self._file is not None and _is_first():
-            self._kept.write(self._file)
+            write_plans(self._file, self._plans)
         return plan
 
     def _planned(self, batch: Any) -> Plan:
@@ -434,8 +427,6 @@ class BrainStep(nn.ModuleDict):
         np.random.seed(self.seed)  # noqa: NPY002
         torch.clear_autocast_cache()  # of copies that ran before
         own = _copied(batch)  # which compute_forward may move to a GPU
-        if _fits_batches_itself(brain):
-            return _loss_of_fit_batch(brain, own)
         with brain.training_ctx:
             outputs = brain.compute_forward(own, sb.Stage.TRAIN)
             loss: Tensor = brain.compute_objectives(outputs, own, sb.Stage.TRAIN)
@@ -462,8 +453,7 @@ class BrainStep(nn.ModuleDict):
         peaks = {}
         for seed in range(_SEEDS):
             own.seed = seed
-            # fit_batch may skip a loss that has no gradient.
-            with torch.set_grad_enabled(_fits_batches_itself(own._brain[0])):
+            with torch.no_grad():
                 peak = unless_memory_runs_out(
                     lambda: live_bytes_peak(lambda: own(batch))
                 )
@@ -490,45 +480,6 @@ class BrainStep(nn.ModuleDict):
         for optimizer in copies:
             optimizer.step()
         return held + sum(map(state_bytes, copies))
-
-
-class _BackwardPass(BaseException):
-    """Ends a fit_batch where its first backward pass begins."""
-
-    def __init__(self, loss: Tensor) -> None:
-        super().__init__()
-        self.loss = loss
-
-
-def _loss_of_fit_batch(brain: sb.Brain, batch: Any) -> Tensor:
-    """Run a recipe's own fit_batch until its first backward pass; give what that is of."""
-
-    def begin(loss: Tensor, *arguments: Any, **keywords: Any) -> None:
-        raise _BackwardPass(loss)
-
-    # Gradients are there from the start, and are not the step's.
-    kept = _replaced(torch.optim.Optimizer, "zero_grad", lambda *_, **__: None)
-    try:
-        with _replaced(Tensor, "backward", begin), kept:
-            brain.fit_batch(batch)
-    except _BackwardPass as reached:
-        loss = reached.loss
-        frames = [frame for frame, _ in traceback.walk_tb(reached.__traceback__)]
-        variables = tree_leaves([list(frame.f_locals.values()) for frame in frames])
-        # Of what was listed, frames keep the exception, which would keep them.
-        del frames
-        reached.__traceback__ = None
-        # fit_batch and what it called have them until the backward pass is over, and who
-        # called it has the batch, with what was added to it.
-        loss.outputs = [  # type: ignore[attr-defined]
-            batch,
-            *(x for x in variables if isinstance(x, Tensor) and x is not loss),
-        ]
-        return loss
-    raise ValueError(
-        f"fit_batch of {type(brain).__name__} calls no backward() of a loss, so that its "
-        "memory cannot be planned. Leave memory_budget out."
-    )
 
 
 @contextlib.contextmanager
@@ -571,7 +522,7 @@ def _brain_copy(brain: sb.Brain, memo: dict[int, Any]) -> sb.Brain:
     memo |= {id(logger): _Silent() for logger in loggers}
     own = copy.copy(brain)
     # Those of its class do not plan.
-    for name in ("compute_forward", "fit_batch", "_planner"):
+    for name in ("compute_forward", "_planner"):
         vars(own).pop(name, None)
     modules = {
         name: copy.deepcopy(_unwrapped(module), memo)
@@ -828,60 +779,15 @@ def _covers(one: Shapes, other: Shapes) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """Plans of a run, each for batches up to some shapes."""
-
-    about: Mapping[str, Any]
-    plans: Sequence[tuple[Shapes, Plan]]
-    ran_out: int = 0
-
-    def plan_for(self, shapes: Shapes) -> Plan | None:
-        """Give the plan of the smallest batch that covers one."""
-        covering = [plan for known, plan in self.plans if _covers(known, shapes)]
-        return covering[0] if covering else None
-
-    def with_plan(self, shapes: Shapes, plan: Plan) -> _Kept:
-        """Add a plan, and drop those of batches that it covers."""
-        others = [(s, p) for s, p in self.plans if not _covers(shapes, s)]
-        return dataclasses.replace(self, plans=[*others, (shapes, plan)])
-
-    def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        plans = [{"shapes": s, "plan": json.loads(p.to_json())} for s, p in self.plans]
-        document = {**self.about, "ran_out": self.ran_out, "plans": plans}
-        write_whole(path, json.dumps(document, indent=1) + "\n")
-
-    @classmethod
-    def read(cls, path: Path | None, about: Mapping[str, Any]) -> _Kept:
-        """Read what a run kept, if it was for the same settings."""
-        if path is None or not path.is_file():
-            return cls(about, [])
-        try:
-            document = json.loads(path.read_text())
-            if _PARAMETERS not in document:
-                document[_PARAMETERS] = document["weights"]  # its earlier name
-            known = {name: document[name] for name in about}
-            plans = [
-                (
-                    tuple(tuple(map(int, shape)) for shape in row["shapes"]),
-                    _plan_of(json.dumps(row["plan"])),
-                )
-                for row in document["plans"]
-            ]
-            ran_out = int(document["ran_out"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} holds no plans of this version ({error}). Delete it, and the next "
-                "batch is planned anew."
-            ) from error
-        if known != about:
-            logger.info("%s is for other settings: planned anew.", path)
-            return cls(about, [])
-        return cls(about, plans, ran_out)
+def _shapes_in(plan: Plan) -> Shapes:
+    return tuple(map(tuple, json.loads(plan.about[_SHAPES])))
 
 
-def _plan_of(text: str) -> Plan:
-    """Read a plan, which may have no blocks."""
-    plain = json.loads(text)
-    return Plan(**plain) if not plain["modes"] else Plan.from_json(text)
+def _holds_for(plan: Plan, shapes: Shapes) -> bool:
+    """Whether a plan is for batches as large, and memory did not run out with it."""
+    return _NEXT not in plan.about and _covers(_shapes_in(plan), shapes)
+
+
+def _next_budget_bytes(plan: Plan) -> int:
+    """Give what the plan after one may take."""
+    return int(plan.about.get(_NEXT, plan.about[SHARES[0]]))

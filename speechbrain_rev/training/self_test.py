@@ -17,25 +17,25 @@ from speechbrain.utils.distributed import get_local_rank
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from speechbrain_rev.catalog.plans import in_words
-from speechbrain_rev.catalog.self_test import (
-    STEPS,
-    FreshTraining,
-    SelfTest,
-    self_test,
-    without_weights,
-)
-from speechbrain_rev.catalog.steps import TrainingStep, budget_bytes_of
 from speechbrain_rev.data import ChunkBatch, generator
 from speechbrain_rev.data.packed import find_packed
 from speechbrain_rev.hparams import OptimizerWarning, placeholders, resolve
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.training.memory_plan import PLAN, give_modes
+from speechbrain_rev.training.kept_plans import PLAN
+from speechbrain_rev.training.memory_plan import give_modes, in_words
+from speechbrain_rev.training.recipe_step import TrainingStep, budget_bytes_of
 from speechbrain_rev.training.run_settings import (
     ListedData,
     mark_finished,
     write_hyperparams,
+)
+from speechbrain_rev.training.step_comparison import (
+    STEPS,
+    FreshTraining,
+    SelfTest,
+    self_test,
+    without_weights,
 )
 from speechbrain_rev.training.steps import CheckedSteps, Tally
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from speechbrain_rev.catalog.self_test import self_test
-from tests.unit.catalog.test_self_test import BATCH, Trained, stores
+from speechbrain_rev.training.step_comparison import self_test
+from tests.unit.training.test_step_comparison import BATCH, Trained, stores
 
 pytestmark = [
     pytest.mark.gpu,

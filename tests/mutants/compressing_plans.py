@@ -5,14 +5,14 @@ from .mutant import Source, Tests
 KNAPSACK = Tests("tests/unit/planner/test_knapsack.py")
 PLANS = Tests("tests/unit/planner/test_plan.py")
 PROFILING = Tests("tests/unit/planner/test_profiling.py")
-TRAINING = Tests("tests/unit/catalog/test_plans.py")
+TRAINING = Tests("tests/unit/training/test_memory_plan.py")
 KNAPSACK_CODE = Source("speechbrain_rev/planner/knapsack.py")
 NETWORK_CODE = Source("speechbrain_rev/planner/network.py")
 PROFILE_CODE = Source("speechbrain_rev/planner/profile.py")
 ACTIVATIONS_CODE = Source("speechbrain_rev/compression/activations.py")
 PROBE_CODE = Source("speechbrain_rev/planner/profiling.py")
 PLAN_CODE = Source("speechbrain_rev/planner/plan.py")
-RUN_PLAN_CODE = Source("speechbrain_rev/catalog/plans.py")
+RUN_PLAN_CODE = Source("speechbrain_rev/training/memory_plan.py")
 
 COMPRESSING_PLANS = [
     KNAPSACK_CODE(

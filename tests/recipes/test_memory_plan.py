@@ -8,10 +8,10 @@ import shutil
 import pytest
 import torch
 
-from speechbrain_rev.catalog.plans import in_words
 from speechbrain_rev.compression import reference
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.planner.profiling import CompressionProbe
+from speechbrain_rev.training.memory_plan import in_words
 from tests.recipes.runs import FEW_STEPS, arguments, assert_same_weights
 
 #: A chunk that is searched.

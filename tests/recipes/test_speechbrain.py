@@ -4,7 +4,6 @@ The scripts' Brain is that of tests/recipes/stock.py; with SPEECHBRAIN_RECIPES, 
 sources or the folder recipes in them, the scripts themselves are run.
 """
 
-import json
 import os
 import re
 import shlex
@@ -861,9 +860,8 @@ def test_a_recipe_trains_within_a_part_of_its_memory_by_two_lines(
     assert re.search(recipe.log_line, log)
     both = (planned / "log.txt").read_text()
     assert both.count("Memory plan for") == log.count("Memory plan for")
-    (row,) = json.loads((planned / "memory_budget.json").read_text())["plans"]
-    plan = Plan.from_json(json.dumps(row["plan"])) if row["plan"]["modes"] else None
-    assert plan is None or plan.measured_bytes <= recipe.share * int(
+    plan = Plan.load(planned / "plan.json")
+    assert not plan.modes or plan.measured_bytes <= recipe.share * int(
         plan.about["stored_bytes"]
     )
     assert peak_bytes <= budget_bytes

@@ -1,4 +1,4 @@
-"""What tests of pictures and bars share."""
+"""What tests of pictures, bars and profiles share."""
 
 import io
 import itertools
@@ -7,6 +7,8 @@ import time
 
 import pytest
 from matplotlib.figure import Figure
+
+from speechbrain_rev.planner.profile import VARIABLE
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +52,11 @@ def log(monkeypatch):
 def _stderr(monkeypatch, stream):
     monkeypatch.setattr(sys, "stderr", stream)
     return stream
+
+
+@pytest.fixture
+def own_profiles(tmp_path, monkeypatch):
+    """A folder of profiles of the test's own."""
+    folder = tmp_path / "profiles"
+    monkeypatch.setenv(VARIABLE, str(folder))
+    return folder

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from speechbrain_rev import devices
-from speechbrain_rev.catalog.steps import budget_bytes_of
 from speechbrain_rev.devices import (
     ASSUMED,
     GPUS,
@@ -16,6 +15,7 @@ from speechbrain_rev.devices import (
     parse_card,
 )
 from speechbrain_rev.sizes import GIB
+from speechbrain_rev.training.recipe_step import budget_bytes_of
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
 

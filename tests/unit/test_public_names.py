@@ -77,8 +77,8 @@ PUBLIC = {
 #: Modules that are public by themselves.
 MODULES = {
     "architectures": {"ARCHITECTURES", "Architecture", "architecture", "counterparts"},
-    "catalog.plans": {"plan_encoders", "plan_for_run", "sweep_encoder"},
-    "catalog.steps": {"TrainingStep", "encoder_step"},
+    "catalog.plans": {"plan_encoders", "sweep_encoder"},
+    "catalog.steps": {"encoder_step"},
     "environment": {"environment"},
     "inference.wespeaker": {
         "convert_from_wespeaker",
@@ -100,6 +100,8 @@ MODULES = {
     },
     "lobes.pretrained": {"ModelPretrainer"},
     "lobes.schedules": {"SpeakerSchedule"},
+    "training.memory_plan": {"plan_for_run"},
+    "training.recipe_step": {"TrainingStep"},
 }
 
 

@@ -7,7 +7,6 @@ from speechbrain_rev.catalog import Training
 from speechbrain_rev.catalog.breakdown import before_and_after, before_and_planned
 from speechbrain_rev.catalog.plans import plan_encoders, sweep_encoder
 from speechbrain_rev.devices import parse_card
-from speechbrain_rev.planner.profile import VARIABLE
 from speechbrain_rev.sizes import GIB
 
 from .builders import planned_as
@@ -40,14 +39,6 @@ def staged():
     """A breakdown by stages, before and as planned."""
     training = Training(4 * GIB, batch=16, frames=200)
     return before_and_planned(planned_as("resnet34", training, 10**9), stages=True)
-
-
-@pytest.fixture
-def own_profiles(tmp_path, monkeypatch):
-    """A folder of profiles of the test's own."""
-    folder = tmp_path / "profiles"
-    monkeypatch.setenv(VARIABLE, str(folder))
-    return folder
 
 
 @pytest.fixture

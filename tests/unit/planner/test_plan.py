@@ -211,7 +211,7 @@ def test_a_plan_goes_through_json_and_files_and_describes_itself(tmp_path):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("modes", [None, "store", ["store"], {}, {"0": "keep"}, {"0": ["store"]}]),
+        ("modes", [None, "store", ["store"], {"0": "keep"}, {"0": ["store"]}]),
         ("channels", ["abcd", 4, [], [0], [1.5], ["8"], [True], [[8]], [10**7]]),
         ("budget_bytes", [None, "8", -1, 0.5, NAN, True, 2**61, HUGE]),
         ("seconds", [None, "1", -1, NAN, INF, True, HUGE, 1e300]),

@@ -26,8 +26,8 @@ from speechbrain_rev.reversible.comparison import RecomputeWarning
 from speechbrain_rev.reversible.wrapping import recompute_blocks, recomputes
 from speechbrain_rev.sizes import size_text
 from speechbrain_rev.training import memory_budget
+from speechbrain_rev.training.kept_plans import PLAN, read_plans
 from speechbrain_rev.training.memory_budget import (
-    PLANS,
     BrainStep,
     MemoryBudget,
     first_rows,
@@ -186,8 +186,8 @@ def test_a_longer_batch_is_planned_before_it_runs_and_a_resumed_run_plans_nothin
     lengths = (0.4, 0.3, 0.5, 0.4)
     trained(brain, *(batch_of(seconds=s) for s in lengths))
     assert planned == [3200, 4000]
-    (row,) = json.loads((tmp_path / PLANS).read_text())["plans"]
-    assert row["shapes"][0] == [4, 4000]
+    (kept,) = read_plans(tmp_path / PLAN)
+    assert json.loads(kept.about["shapes"])[0] == [4, 4000]
     resumed = trained(
         brain_of("ecapa", MemoryBudget, **settings), batch_of(seconds=0.5)
     )
@@ -216,6 +216,11 @@ def test_memory_that_runs_out_ends_the_run_and_the_next_start_plans_less(
     fixed = BrainStep(again).fixed_bytes()
     inputs = storage_bytes(memory_budget._tensors(batch_of()))
     assert again.memory_plan.budget_bytes == int(0.9 * 20 * 2**20) - fixed - inputs
+    (kept,) = read_plans(tmp_path / PLAN)
+    assert kept == again.memory_plan
+    resumed = brain_of("ecapa", MemoryBudget, **settings)
+    assert resumed._planner.plan_for(batch_of()) == kept
+    assert resumed._planner.allowed_bytes == int(0.9 * 20 * 2**20)
 
 
 def test_planning_leaves_random_states_rates_and_the_brain_as_they_were():
@@ -569,48 +574,6 @@ class Layers(torch.nn.Sequential):
         return super().forward(wavs[:, : wavs.shape[1] // 64 * 64].reshape(-1, 64))
 
 
-class Separating(sb.Brain):
-    """As in WSJ0Mix/separation/train.py: stage is no second argument, targets come back."""
-
-    def compute_forward(self, mix, targets, stage, noise=None):
-        return self.modules.model(mix.data + noise), targets.mean()
-
-    def compute_objectives(self, predictions, targets):
-        return (predictions - targets).square().mean(1)
-
-    def fit_batch(self, batch):
-        predictions, targets = self.compute_forward(
-            batch.sig, batch.sig.data, sb.Stage.TRAIN, noise=0.1
-        )
-        loss = self.compute_objectives(predictions, targets).mean()
-        if loss.requires_grad:
-            loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.detach()
-
-
-class Adversarial(Silent):
-    """As in Voicebank/enhance/MetricGAN/train.py and in LJSpeech's vocoders.
-
-    An argument of compute_objectives has a default that is not used, makes the step larger,
-    and what comes back has several losses.
-    """
-
-    def compute_objectives(self, predictions, batch, stage, copies=1):
-        many = torch.cat([predictions] * copies).sigmoid()
-        return {"all": many.square().mean(), "first": predictions[0].square().mean()}
-
-    def fit_batch(self, batch):
-        predictions = self.compute_forward(batch, sb.Stage.TRAIN)
-        losses = self.compute_objectives(predictions, batch, sb.Stage.TRAIN, copies=3)
-        self.optimizer.zero_grad()
-        losses["all"].backward(retain_graph=True)
-        losses["first"].backward()
-        self.optimizers_step()
-        return losses["all"].detach()
-
-
 class Annealed(Silent):
     """As in LibriTTS/TTS/mstacotron2/train.py: what is done after the step of Brain."""
 
@@ -639,40 +602,11 @@ def taken_by(brain):
     return live_bytes_peak(lambda: brain.fit_batch(batch))
 
 
-class Noting(Annealed):
-    """Keeps what it makes with its batch, which whoever calls fit_batch has."""
-
-    def compute_forward(self, batch, stage):
-        batch.doubled = batch.sig.data.repeat(2, 1)
-        return super().compute_forward(batch, stage)
-
-
-@pytest.mark.parametrize("kind", [Separating, Adversarial, Annealed, Noting])
-def test_a_fit_batch_of_its_own_is_planned_as_it_is_and_named(kind, caplog):
-    """Its arguments are those of the planned step, which needs what it takes, then."""
-
-    def on_batches(brain):
-        return trained(brain, batch_of(seed=1), batch_of(seed=2))
-
-    plain = on_batches(own_steps(kind))
-    expected = state_of(plain)
-    fixed, peak = BrainStep(plain).fixed_bytes(), taken_by(plain)
-    budget = fixed + storage_bytes(memory_budget._tensors(batch_of())) + int(0.8 * peak)
-    brain = on_batches(own_steps(kind, MemoryBudget, memory_budget=budget))
-    assert f"{kind.__name__} has a fit_batch of its own" in caplog.text
-    assert all(torch.equal(v, expected[k]) for k, v in state_of(brain).items())
-    assert "recompute" in brain.memory_plan.modes.values()
-    assert taken_by(brain) == brain.memory_plan.measured_bytes
-    assert brain.memory_plan.measured_bytes <= 0.8 * peak
-
-
-def test_a_fit_batch_without_a_backward_pass_is_refused():
-    class Idle(Silent):
-        def fit_batch(self, batch):
-            return torch.zeros(())
-
-    with pytest.raises(ValueError, match=r"fit_batch of Idle calls no backward\(\)"):
-        trained(own_steps(Idle, MemoryBudget, memory_budget="50MB"), batch_of())
+def test_a_fit_batch_of_its_own_is_refused():
+    says = r"Annealed has a fit_batch .*on_fit_batch_end.*recompute_blocks"
+    with pytest.raises(ValueError, match=says):
+        own_steps(Annealed, MemoryBudget, memory_budget="50MB")
+    own_steps(Annealed, MemoryBudget)  # without a budget
 
 
 def test_a_default_of_an_argument_more_is_that_of_the_planned_step():
@@ -710,23 +644,10 @@ def test_bad_settings_name_what_helps(name, settings, message):
 
 
 def test_plans_that_cannot_be_read_are_named(tmp_path):
-    (tmp_path / PLANS).write_text("{}")
+    (tmp_path / PLAN).write_text("{}")
     settings = {"memory_budget": "20MB", "output_folder": str(tmp_path)}
-    with pytest.raises(ValueError, match=f"{PLANS} holds no plans of this version"):
+    with pytest.raises(ValueError, match=f"{PLAN}: This is no plan .*delete that file"):
         brain_of("ecapa", MemoryBudget, **settings)
-
-
-def test_plans_whose_checksum_has_its_earlier_name_are_taken(tmp_path):
-    settings = {"memory_budget": "20MB", "output_folder": str(tmp_path)}
-    plan = trained(brain_of("ecapa", MemoryBudget, **settings), batch_of()).memory_plan
-    document = json.loads((tmp_path / PLANS).read_text())
-    document["weights"] = document.pop("parameters_crc32")
-    (tmp_path / PLANS).write_text(json.dumps(document))
-    brain = brain_of("ecapa", MemoryBudget, **settings)
-    assert brain._planner.plan_for(batch_of()) == plan
-    assert (
-        "parameters_crc32" not in (tmp_path / PLANS).read_text()
-    )  # nothing was planned
 
 
 def test_without_a_budget_nothing_changes():
@@ -816,5 +737,5 @@ def test_two_processes_take_one_plan_and_train_as_without(tmp_path):
     assert weights == other_weights
     (_, expected), _ = run("none")
     assert weights == expected
-    document = json.loads((tmp_path / "3.6MB" / PLANS).read_text())
-    assert [row["shapes"][0] for row in document["plans"]] == [[4, 3200]]
+    kept = read_plans(tmp_path / "3.6MB" / PLAN)
+    assert [json.loads(own.about["shapes"])[0] for own in kept] == [[4, 3200]]

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from speechbrain_rev.catalog.columns import Column, Table, page
-from speechbrain_rev.catalog.steps import TrainingStep
 from speechbrain_rev.devices import described
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.modes import Mode
@@ -35,6 +34,7 @@ from speechbrain_rev.planner.step import without_contents
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible.flags import flags_in_words
 from speechbrain_rev.sizes import reserve_of, size_text
+from speechbrain_rev.training.recipe_step import TrainingStep
 
 #: Tensors after a step, on the CPU, by what they are; None after a step that was skipped.
 Record = dict[str, Tensor] | None

@@ -8,20 +8,20 @@ import re
 import pytest
 import torch
 
-from speechbrain_rev.catalog import self_test as module
-from speechbrain_rev.catalog.self_test import (
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
+from speechbrain_rev.optim import build_optimizer
+from speechbrain_rev.reversible import Mode
+from speechbrain_rev.training import step_comparison as module
+from speechbrain_rev.training.step_comparison import (
     FreshTraining,
     first_difference,
     self_test,
     without_weights,
 )
-from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
-from speechbrain_rev.optim import build_optimizer
-from speechbrain_rev.reversible import Mode
 from tests.unit.reversible.chains import in_backward
 
-from .builders import CPU, TINY, step_of
+from .recipe_steps import CPU, TINY, step_of
 
 pytestmark = pytest.mark.slow
 
