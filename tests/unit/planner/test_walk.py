@@ -18,7 +18,7 @@ import pytest
 
 from speechbrain_rev import sizes
 from speechbrain_rev.planner.step import Step
-from tests.unit.planner.walk import BUDGET, followed, walk_of_recipe
+from tests.unit.planner.walk import BUDGET, Walk, followed, walk_of_recipe
 
 MOST_MODULES, MOST_CALLS, MOST_CLIMBS = 10, 35, 3
 
@@ -44,7 +44,7 @@ def test_a_budget_comes_to_its_plan_in_few_calls(tmp_path, monkeypatch, changed)
 
 def test_a_call_back_to_a_floor_above_climbs():
     step = Step(None, None, 1, None)
-    with followed(BUDGET) as walk:
+    with followed(Walk(BUDGET)) as walk:
         walk.sizes.add(1)
         sizes.largest_within(step.left_bytes, 0, 1)
     (climb,) = walk.climbs

@@ -1,6 +1,7 @@
 """The walk of a memory budget, from the recipe's setting to the modes of the run.
 
-``python -m tests.unit.planner.walk`` prints it, so that a reader can follow it.
+``python -m tests.unit.planner.walk`` prints it, and that of a batch, from the example to its
+plan, so that a reader can follow them.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from torch import nn
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.checkpointer import CHANNELS
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
-from speechbrain_rev.planner import Infeasible, Plan
+from speechbrain_rev.planner import Infeasible, Plan, plan
 from speechbrain_rev.planner.plan import Choice
 from speechbrain_rev.planner.profile import VARIABLE
 from speechbrain_rev.training import give_modes
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ROOT / "speechbrain_rev", ROOT / "recipes" / "VoxCeleb"
-#: A budget that is no other number of a step.
-BUDGET = "1234567B"
+#: A budget, and a batch's size, that are no other numbers of a step.
+BUDGET, ROWS = "1234567B", 917
 # What is no function of its own, but a part of the one in which it stands.
 INLINE = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 # Numbers below are counts of blocks or samples.
@@ -105,6 +106,37 @@ class Walk:
             self.calls[Call(*place(caller), *place(frame))] = None
 
 
+class BatchWalk(Walk):
+    """Calls that carry an example batch: its tensors, its size, or a step of that size."""
+
+    def __init__(self, rows):
+        super().__init__(None)
+        self.rows = rows
+
+    def _is_carried(self, value, *, is_field=False):
+        if isinstance(value, torch.Tensor):
+            return value.dim() > 0 and len(value) == self.rows
+        if type(value) is int:
+            return value == self.rows
+        names = getattr(value, "_fields", ()) if isinstance(value, tuple) else ()
+        if dataclasses.is_dataclass(value):
+            names = [field.name for field in dataclasses.fields(value)]
+        fields = [] if is_field else [getattr(value, name, None) for name in names]
+        return any(self._is_carried(each, is_field=True) for each in fields)
+
+    @property
+    def crossings(self):
+        """Calls from one module of the planner to another."""
+        ours = "speechbrain_rev.planner."
+        return [
+            call
+            for call in self.calls
+            if call.module.startswith(ours)
+            and call.caller_module.startswith(ours)
+            and call.module != call.caller_module
+        ]
+
+
 @functools.cache
 def module_at(path):
     if not any(Path(path).is_relative_to(folder) for folder in FOLDERS):
@@ -144,9 +176,9 @@ def floor_of(module):
 
 
 @contextlib.contextmanager
-def followed(text):
-    """Follow a budget through all that is called meanwhile."""
-    walk, before = Walk(text), sys.getprofile()
+def followed(walk):
+    """Follow a budget, or a batch, through all that is called meanwhile."""
+    before = sys.getprofile()
     sys.setprofile(walk)
     try:
         yield walk
@@ -186,8 +218,19 @@ def walk_of_recipe(folder, **changed):
         precision="fp32",
         device="cpu",
     )
-    with followed(str(settings["memory_budget"])) as walk:
+    with followed(Walk(str(settings["memory_budget"]))) as walk:
         give_modes(brain, folder)
+    return walk
+
+
+def walk_of_batch():
+    """Plan a network for an example batch, in half of what it takes stored."""
+    torch.manual_seed(0)
+    layers = (nn.Sequential(nn.Linear(24, 24), nn.Tanh()) for _ in range(6))
+    network, batch = nn.Sequential(*layers), torch.randn(ROWS, 24)
+    stored = plan(network, batch, "1GB", blocks="?").measured_bytes
+    with followed(BatchWalk(ROWS)) as walk:
+        plan(network, batch, int(0.8 * stored), blocks="?")
     return walk
 
 
@@ -195,6 +238,10 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         os.environ[VARIABLE] = os.path.join(made, "profiles")
         walked = walk_of_recipe(Path(made))
-        counts = len(walked.calls), len(walked.modules), len(walked.climbs)
-        print("{} calls in {} modules, {} to a floor above".format(*counts))
-        print(*walked.calls, sep="\n")
+    counts = len(walked.calls), len(walked.modules), len(walked.climbs)
+    print("a budget: {} calls in {} modules, {} to a floor above".format(*counts))
+    print(*walked.calls, sep="\n")
+    walked = walk_of_batch()
+    counts = len(walked.calls), len(walked.modules), len(walked.crossings)
+    print("a batch: {} calls in {} modules, {} between the planner's".format(*counts))
+    print(*walked.calls, sep="\n")
