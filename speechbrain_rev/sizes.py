@@ -189,6 +189,27 @@ def reserve_of(card_bytes: int) -> int:
     return RESERVE_BYTES + math.ceil(RESERVE_SHARE * card_bytes)
 
 
+def reserve_text(reserved_bytes: int) -> str:
+    """Name the reserve of a GPU, in the same words in every answer and log.
+
+    Parameters
+    ----------
+    reserved_bytes : int
+        Its size.
+
+    Returns
+    -------
+    str
+        The size and what it is for.
+
+    Examples
+    --------
+    >>> reserve_text(reserve_of(11 * GIB))
+    '1.88 GiB reserved for CUDA and fragmentation'
+    """
+    return f"{card_text(reserved_bytes)} reserved for CUDA and fragmentation"
+
+
 def card_for(used_bytes: int) -> int:
     """Bytes of the smallest GPU on which so many are left beside the reserve.
 

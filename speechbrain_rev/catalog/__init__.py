@@ -5,8 +5,9 @@ are in ``steps``, plans of them in ``plans``, and where the memory of a step goe
 ``breakdown``.
 """
 
+from speechbrain_rev.catalog.counts import counted_peaks
 from speechbrain_rev.catalog.render import ModelsReport
-from speechbrain_rev.catalog.table import ListedEncoder, Training, counted_peaks, select
+from speechbrain_rev.catalog.table import ListedEncoder, Training, select
 
 __all__ = [
     "ListedEncoder",

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from speechbrain_rev.architectures import (
     architecture,
 )
+from speechbrain_rev.catalog.counts import BATCHES, counted_peaks
 from speechbrain_rev.catalog.plans import PlannedEncoder
 from speechbrain_rev.catalog.steps import head_modules, training_step
 from speechbrain_rev.catalog.table import (
-    BATCHES,
     INPUT_BYTES_PER_FRAME,
     MODES,
     check_batch,
+    check_frames,
     check_names,
-    counted_peaks,
     mode_counts,
     stage_of,
 )
@@ -39,8 +39,6 @@ from speechbrain_rev.planner.memory import (
 from speechbrain_rev.planner.trace import Trace, trace_bytes
 from speechbrain_rev.sizes import reserve_of
 from speechbrain_rev.torch_private import storage_key, tree_leaves
-
-LARGEST_FRAMES = 100_000  # of an utterance: a thousand seconds
 
 #: What the mode is called where each block has one of its own.
 PLAN = "plan"
@@ -329,10 +327,7 @@ def encoder_breakdown(
     True
     """
     check_batch(batch)
-    if not 1 <= frames <= LARGEST_FRAMES:
-        raise ValueError(
-            f"An utterance has from 1 to {LARGEST_FRAMES} frames of 10 ms, not {frames}."
-        )
+    check_frames(frames)
     mode = mode or architecture(name).default_mode
     check_names("mode", [mode], MODES)
     step = _Step(

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from speechbrain_rev.catalog.counts import counted_with
 from speechbrain_rev.catalog.table import (
     PUBLISHED_FRAMES,
-    SECONDS,
     TOTAL_BATCH,
     ListedEncoder,
     Training,
     as_published,
-    counted_with,
 )
 from speechbrain_rev.plots import (
     EncoderPoint,
@@ -98,12 +97,12 @@ def draw_models(models: Sequence[ListedEncoder], path: str | Path) -> None:
         points,
         path,
         title=f"Memory of a training step of {training.batch} utterances of "
-        f"{SECONDS[training.frames]} s, against accuracy",
+        f"{training.frames / 100:g} s, against accuracy",
         eer_label="published Vox1-H EER, %",
         memory_label="counted peak of a training step, GiB",
         source="EER as published, not reproduced. Memory counted on meta tensors, "
-        f"float32, torch {counted_with()['torch']}. Shaded: kept free for what CUDA "
-        "takes. No GPU was tried.",
+        f"float32, torch {counted_with()['torch']}. Shaded: reserved for CUDA "
+        "and fragmentation. No GPU was tried.",
         cards={size: reserve_of(size) for size in sorted({*CARD_BYTES, *asked})},
     )
 
@@ -152,7 +151,7 @@ def draw_plans(encoders: Sequence[PlannedEncoder], path: str | Path) -> None:
         sized,
         path,
         title=f"Training steps of {training.batch} utterances of "
-        f"{SECONDS[training.frames]} s as planned for {_card(training)}, "
+        f"{training.frames / 100:g} s as planned for {_card(training)}, "
         "and the batch that fits there at least",
         source="Memory on meta tensors, float32: bars counted, marks "
         f"{'counted' if counted else 'predicted'}; where there is none, no plan fits. "
@@ -236,7 +235,7 @@ def draw_sweep(swept: SweptEncoder, path: str | Path) -> None:
         {plan.batch: plan.samples_per_second for plan in sweep.plans if plan.modes},
         path,
         title=f"{swept.row.name}: the fastest plan of each batch of "
-        f"{SECONDS[training.frames]} s utterances on {_card(training)}",
+        f"{training.frames / 100:g} s utterances on {_card(training)}",
         source=" ".join(words),
     )
 

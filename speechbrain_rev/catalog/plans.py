@@ -60,7 +60,7 @@ from speechbrain_rev.planner.profiling import Profiler, profiler_of
 from speechbrain_rev.planner.step import Channels
 from speechbrain_rev.planner.timing import seconds_of
 from speechbrain_rev.processes import ended_by_signal
-from speechbrain_rev.sizes import card_for, card_text
+from speechbrain_rev.sizes import card_text
 
 #: What a plan that was made for a GPU by its size has beside its device.
 PLANNED_CARD = "card_bytes"
@@ -123,10 +123,8 @@ class PlannedEncoder:
 
     @property
     def lacking_bytes(self) -> int:
-        """By how much the GPU is too small for it and its own reserve; 0 if it fits."""
-        card_bytes = self.model.training.card_bytes
-        assert card_bytes is not None
-        return max(0, card_for(self.needed_bytes) - card_bytes)
+        """By how much that is more than the GPU has beside its reserve; 0 if it fits."""
+        return max(0, self.needed_bytes - self.model.training.available_bytes)
 
     def as_plan(self) -> Plan:
         """Give what a run takes as its ``plan_file``; the peak must be counted."""
@@ -454,9 +452,8 @@ class SweptEncoder:
     speed : Speed
         Of the device that they are estimated for, if they are.
     sweep : Sweep
-        Its budget is the memory of the GPU, and its peaks are all that training needs
-        beside the reserve: the encoder's step, weights, gradients, optimizer states,
-        classifier and input.
+        Its peaks are all that training needs beside the GPU's reserve: the encoder's
+        step, weights, gradients, optimizer states, classifier and input.
     """
 
     row: Architecture

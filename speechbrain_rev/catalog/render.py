@@ -15,25 +15,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speechbrain_rev.catalog.columns import Column, Table, page
+from speechbrain_rev.catalog.counts import FRAMES, counted_with
 from speechbrain_rev.catalog.table import (
     BASELINE,
     EPOCHS,
-    FRAMES,
     MODES,
     PAPER,
     PLANNED,
-    SECONDS,
     TABLE_SEVEN,
     TOTAL_BATCH,
     UTTERANCES,
     ListedEncoder,
     Training,
     as_published,
-    counted_with,
 )
 from speechbrain_rev.heads import HEAD
 from speechbrain_rev.modes import Mode
-from speechbrain_rev.sizes import GIB, MIB, card_text, reserve_of, size_text
+from speechbrain_rev.sizes import (
+    GIB,
+    MIB,
+    card_text,
+    reserve_of,
+    reserve_text,
+    size_text,
+)
 
 if TYPE_CHECKING:
     from speechbrain_rev.catalog.breakdown import EncoderBreakdown, StageMemory
@@ -52,18 +57,7 @@ _DAYS = (
     f"days: {EPOCHS} epochs of the {UTTERANCES:,} utterances of VoxCeleb2 dev (DF encoders "
     "train 165: a tenth more), encoder and optimizer alone"
 )
-_CHANNELS = (
-    "channels: how many blocks work on at a time in the first stage; -: all. The setting "
-    "chunk is the bytes of so many."
-)
-
-
-#: What blocks of each mode keep, under the names that tables and plans have.
-_KEEPS = (
-    "What a block keeps for its backward pass: "
-    + "; ".join(f"{mode}: {Mode(mode).spec.keeps}" for mode in PLANNED)
-    + "."
-)
+_JOIN = "join: blocks that are recomputed in one go with the block before."
 
 
 class Report(ABC):
@@ -156,9 +150,11 @@ def _first(channels: Sequence[int | None]) -> str:
     return "-" if first is None else str(first)
 
 
-def _free(card_bytes: int) -> str:
-    gib = reserve_of(card_bytes) / GIB
-    return f"{gib:.2f} GiB are reserved for CUDA and fragmentation"
+def _shared_out(card_bytes: int) -> str:
+    """Name the memory of a GPU, its reserve, and what that leaves."""
+    reserved = reserve_of(card_bytes)
+    left = card_text(max(0, card_bytes - reserved))
+    return f"{card_text(card_bytes)}, {reserve_text(reserved)}, {left} left"
 
 
 def _beside(training: Training) -> str:
@@ -217,11 +213,16 @@ class ModelsReport(Report):
             "counted": "Counted: parameters, and what an utterance adds to a training step "
             f"in float32 on meta tensors (torch {versions['torch']}, {versions['date']}).",
         }
+        if training.frames not in FRAMES:
+            kinds["counted"] += (
+                f" Of {training.frames} frames: at most, by the counts of "
+                f"{' and '.join(map(str, FRAMES))}."
+            )
         if training.card_bytes is not None:
             kinds["computed"] = (
-                f"Computed: what fits {card_text(training.card_bytes)} with "
-                f"{training.frames} frames, {_beside(training)}; "
-                f"{_free(training.card_bytes)}. No such GPU was tried."
+                f"Computed: what fits {_shared_out(training.card_bytes)}: "
+                f"utterances of {training.frames} frames, {_beside(training)}. No such GPU "
+                "was tried."
             )
             kinds["estimated"] = (
                 f"Estimated: from counts of operations for {self.models[0].known_speed}. "
@@ -252,6 +253,8 @@ class ModelsReport(Report):
             _in_json("row.published_max_batch_11gb", _BATCH_KEY),
         ]  # fmt: skip
         importances: dict[int, float] = dict(zip(FRAMES, (math.inf, 4), strict=True))
+        if training.frames not in FRAMES:
+            importances = {training.frames: 5}
         if training.card_bytes is not None:
             importances = {training.frames: 5}
             title = f"largest batch on {card_text(training.card_bytes)}"
@@ -273,11 +276,12 @@ class ModelsReport(Report):
                 "computed.{mode}.largest_batch",
             )
             columns += _for_modes("", _computed, "computed.{mode}", shown=False)
-        for frames, seconds in SECONDS.items():
+        for frames in sorted({*FRAMES, training.frames}):
+            seconds = f"{frames / 100:g}"
             columns += _for_modes(
                 f"MiB per {seconds} s utterance",
                 partial(_bytes_per_utterance, frames),
-                f"counted.bytes_per_{seconds}_s_utterance.{{mode}}",
+                f"counted.bytes_per_{seconds.replace('.', '_')}_s_utterance.{{mode}}",
                 _mib,
                 importances.get(frames, math.inf),
                 shown=frames in importances,
@@ -343,36 +347,22 @@ class PlansReport(Report):
     @property
     def sources(self) -> dict[str, str]:
         """What is published, predicted or counted, estimated, and computed."""
-        encoder, at_hand, versions = self.encoders[0], self.at_hand, counted_with()
+        encoder, at_hand = self.encoders[0], self.at_hand
         training = encoder.model.training
         assert training.card_bytes is not None
-        card = card_text(training.card_bytes)
-        named = f"A GPU of {card} was named; none was tried."
+        gpu = f"GPU: {_shared_out(training.card_bytes)}; none was tried."
         if at_hand is not None:
             total = card_text(at_hand.total_bytes)
-            named = f"{card} were free of {total} on {at_hand.name}."
-        shown = "EER on Vox1-H (Tables V, VI)"
-        if as_published(training):
-            shown = "EER on Vox1-H, largest batch, 11 GB GPUs (Tables V, VI, VII)"
+            gpu = f"Free of {total} on {at_hand.name}: {_shared_out(training.card_bytes)}."
         return {
-            "published": f'Published: {shown} of "{PAPER}". Not reproduced here.',
-            "card": f"{named} {_free(training.card_bytes)}.",
-            "plan": f"Plan: the fastest modes with which {training.batch} utterances of "
-            f"{training.frames} frames in float32 fit, else the lightest. GiB: all that a "
-            f"step takes, {training.optimizer_bits}-bit states and classifier included; "
-            f"missing: by how much the GPU is too small. {_CHANNELS}",
-            "modes": f"{_KEEPS} Stem and transitions are blocks, too: the first block of a "
-            "stage joins them. -: not a mode of this encoder.",
-            "precision": "For bf16 or fp16 let the recipe plan: --precision=bf16 "
-            "--memory_budget=SIZE --dry_run.",
-            "how": "GiB counted: the encoder ran with its plan on meta tensors; predicted: "
-            f"a shallow one of its kind did (torch {encoder.profile.about['torch']}).",
-            "time": f"Estimated: from counts of operations for {encoder.speed}. / stored, "
-            f"/ {BASELINE}: over the time all stored, over {BASELINE}'s. {_DAYS}.",
-            "batch": "Computed: batch: fits for certain, planned as asked or in one mode; plans may "
-            "reach more: give a larger --batch. "
-            f"GPUs: how many make a batch of {TOTAL_BATCH}; if stored: the same if every block "
-            f"stores (torch {versions['torch']}, {versions['date']}).",
+            "published": "Published, not reproduced here: EER on Vox1-H, batch, GPUs.",
+            "card": gpu,
+            "plan": f"GiB: utterances of {training.frames} frames, "
+            f"{training.optimizer_bits}-bit states, classifier; missing: beyond what is left.",
+            "modes": f"{_JOIN} -: not a mode of this encoder.",
+            "time": f"Estimated for {encoder.speed}. days: {EPOCHS} epochs of VoxCeleb2.",
+            "batch": "Computed batch: fits, and a larger one may. GPUs: for a batch of "
+            f"{TOTAL_BATCH}, as computed or if stored.",
         }
 
     def _tables(self) -> Sequence[Table[PlannedEncoder]]:
@@ -503,12 +493,11 @@ class SweepReport(Report):
                 "Plans were not run."
             )
         return {
-            "card": f"A GPU of {card_text(training.card_bytes)} was named. "
-            f"{_free(training.card_bytes)}.",
+            "card": f"GPU: {_shared_out(training.card_bytes)}; none was tried.",
             "plan": f"Plan: the fastest with which utterances of {training.frames} frames "
             "in float32 fit. Peak: predicted on meta tensors, "
-            f"{training.optimizer_bits}-bit states and classifier included. {_CHANNELS}",
-            "modes": _KEEPS,
+            f"{training.optimizer_bits}-bit states and classifier included.",
+            "modes": _JOIN,
             "time": f"{time} With the optimizer's {1e3 * swept.sweep.other_seconds:.3g} ms, "
             "without classifier and reading.",
         }
@@ -545,7 +534,10 @@ class SweepReport(Report):
         return [Table(columns, sweep.plans)]
 
     def _remarks(self) -> Iterable[str]:
-        return str(self.swept.sweep).splitlines()
+        best, *others = str(self.swept.sweep).splitlines()
+        if self.swept.sweep.untried:
+            others[0] += ": widen --batches"
+        return [best, *others]
 
     def _document(self) -> dict[str, Any]:
         swept, sweep = self.swept, self.swept.sweep
@@ -634,10 +626,7 @@ class BreakdownReport(Report):
                 "activations."
             )
         if card_bytes is not None:
-            kinds["fits"] = (
-                f"Fits: whether {card_text(card_bytes)} hold the total and "
-                f"{_free(card_bytes)}."
-            )
+            kinds["fits"] = f"Fits: whether the total fits {_shared_out(card_bytes)}."
         if cases[-1].speed is not None:
             kinds["plan"] = (
                 f"Plan: how many blocks {' / '.join(cases[-1].blocks)}, the fastest that "

@@ -5,24 +5,22 @@ Standard library only: nothing is computed, so that the table is there at once.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import difflib
 import functools
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from speechbrain_rev.architectures import (
     ARCHITECTURES,
     Architecture,
     architecture,
 )
+from speechbrain_rev.catalog.counts import FRAMES, peak_at, work_at
 from speechbrain_rev.devices import ASSUMED, Speed, Work, nearest_gpu
 from speechbrain_rev.heads import HEAD, Head
 from speechbrain_rev.modes import LOSSLESS, WITHOUT_INVERSE, Mode
@@ -190,13 +188,7 @@ def _in_runs(blocks: Iterable[str], modes: Mapping[str, str]) -> str:
     return ", ".join(runs)
 
 
-#: Lengths that were counted: utterances of 2 s, and of 6 s for large-margin training.
-FRAMES = (200, 600)
-SECONDS = {200: 2, 600: 6}
-
-#: Batches that were counted. Utterances of a batch of one have other strides, which
-#: saves copies, so that one is no point of the line through the others.
-BATCHES = (1, 2, 4, 16, 64, 128, 256)
+LARGEST_FRAMES = 100_000  # of an utterance: a thousand seconds
 
 LARGEST_BATCH = 10**6
 
@@ -212,80 +204,6 @@ _FLOAT = 4
 # State bytes of a parameter, by bits and by the optimizer's moments. 8-bit states have a
 # float32 for each block of 256. Small tensors have 32 bits, and the DF encoders have many.
 _STATE_BYTES = {8: {1: 1.03, 2: 2.25}, 32: {1: 4.0, 2: 8.01}}
-
-_COUNTS = Path(__file__).with_name("counts_meta.json")
-
-
-@dataclass(frozen=True)
-class Peak:
-    """The peak of a training step as a function of the batch.
-
-    What is alive at one moment of a step is a constant and so much for each utterance;
-    the peak is the largest of these lines, hence convex. Between two batches that were
-    counted the chord is therefore never below it; beyond the last the line of the last
-    two is taken, which is where gradients of parameters no longer matter.
-
-    Attributes
-    ----------
-    batches : sequence of int
-        Batches that were counted, ascending, the first two being 1 and 2.
-    peak_bytes : sequence of int
-        Their peaks.
-
-    Examples
-    --------
-    >>> peak = Peak((1, 2, 4), (90, 100, 300))
-    >>> peak(1), peak(3), peak(6), peak.bytes_per_utterance
-    (90, 200, 500, 100)
-    """
-
-    batches: Sequence[int]
-    peak_bytes: Sequence[int]
-
-    def __call__(self, batch: int) -> int:
-        """Bytes at a batch of so many utterances, rounded up."""
-        if batch == self.batches[0]:
-            return self.peak_bytes[0]
-        right = min(bisect.bisect_left(self.batches, batch), len(self.batches) - 1)
-        few, many = self.batches[right - 1], self.batches[right]
-        low, high = self.peak_bytes[right - 1], self.peak_bytes[right]
-        return low - (low - high) * (batch - few) // (many - few)
-
-    @property
-    def bytes_per_utterance(self) -> int:
-        """What one more utterance adds to a large batch."""
-        few, many = self.batches[-2:]
-        return (self.peak_bytes[-1] - self.peak_bytes[-2]) // (many - few)
-
-
-@functools.cache
-def _document() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(_COUNTS.read_text(encoding="utf-8"))
-    return document
-
-
-@functools.cache
-def counted_peaks() -> dict[tuple[str, str, int], Peak]:
-    """Read the committed counts.
-
-    Returns
-    -------
-    dict of (encoder, mode, frames) to Peak
-        For the encoders that were counted, the modes that each has, and 200 and 600
-        frames.
-
-    Examples
-    --------
-    >>> counted_peaks()["revnet57", "reconstruct", 200].bytes_per_utterance < 30e6
-    True
-    """
-    return {
-        (row["encoder"], row["mode"], row["frames"]): Peak(
-            tuple(int(batch) for batch in row["peak bytes"]),
-            tuple(row["peak bytes"].values()),
-        )
-        for row in _document()["rows"]
-    }
 
 
 @functools.cache
@@ -305,73 +223,6 @@ def parameters_of(row: Architecture) -> int:
 
     with torch.device("meta"):
         return sum(p.numel() for p in build_encoder(row.name).parameters())
-
-
-@dataclass(frozen=True)
-class StepWork:
-    """What a training step does, as a function of the batch.
-
-    Attributes
-    ----------
-    flops_per_utterance : int
-        Of convolutions and matrix products.
-    moved_bytes_per_utterance, moved_bytes : int
-        Read and written: for an utterance, and for weights and gradients of any batch.
-    operations : int
-        How many there are, whatever the batch.
-
-    Examples
-    --------
-    >>> StepWork(1000, 100, 50, 8)(4)
-    Work(flops=4000, moved_bytes=450, operations=8, host_bytes=0)
-    """
-
-    flops_per_utterance: int
-    moved_bytes_per_utterance: int
-    moved_bytes: int
-    operations: int
-
-    def __call__(self, batch: int) -> Work:
-        """Give what a step of so many utterances does."""
-        return Work(
-            batch * self.flops_per_utterance,
-            self.moved_bytes + batch * self.moved_bytes_per_utterance,
-            self.operations,
-        )
-
-
-@functools.cache
-def counted_work() -> dict[tuple[str, str, int], StepWork]:
-    """Read the committed counts of operations.
-
-    Returns
-    -------
-    dict of (encoder, mode, frames) to StepWork
-        Of the same steps as :func:`counted_peaks`. Below 32 utterances a step may do
-        slightly less.
-
-    Examples
-    --------
-    >>> stored, again = (counted_work()["resnet34", m, 200] for m in ("store", "recompute"))
-    >>> round(again.flops_per_utterance / stored.flops_per_utterance, 1)
-    1.3
-    """
-    return {
-        (row["encoder"], row["mode"], row["frames"]): StepWork(**row["work"])
-        for row in _document()["rows"]
-    }
-
-
-def counted_with() -> dict[str, str]:
-    """Give the date and the torch of the committed counts.
-
-    Examples
-    --------
-    >>> sorted(counted_with())
-    ['date', 'torch']
-    """
-    environment = _document()["environment"]
-    return {key: environment[key] for key in ("date", "torch")}
 
 
 def check_batch(batch: int) -> None:
@@ -397,6 +248,29 @@ def check_batch(batch: int) -> None:
         )
 
 
+def check_frames(frames: int) -> None:
+    """Refuse a length that no utterance has.
+
+    Parameters
+    ----------
+    frames : int
+        Of an utterance.
+
+    Raises
+    ------
+    ValueError
+        If it is not from 1 to ``LARGEST_FRAMES``.
+
+    Examples
+    --------
+    >>> check_frames(400)
+    """
+    if not 1 <= frames <= LARGEST_FRAMES:
+        raise ValueError(
+            f"An utterance has from 1 to {LARGEST_FRAMES} frames of 10 ms, not {frames}."
+        )
+
+
 @dataclass(frozen=True)
 class Training:
     """The training whose memory is asked for.
@@ -408,7 +282,7 @@ class Training:
     batch : int
         Utterances of a step.
     frames : int
-        Of each utterance: 200 or 600.
+        Of each utterance.
     optimizer_bits : {8, 32}
         Of the optimizer's states.
     head : Head
@@ -417,8 +291,7 @@ class Training:
     Raises
     ------
     ValueError
-        If the batch is not from 1 to a million, the length was not counted, or states
-        do not have such bits.
+        If batch or frames are out of range, or states do not have such bits.
 
     Examples
     --------
@@ -437,15 +310,9 @@ class Training:
     head: Head = HEAD
 
     def __post_init__(self) -> None:
-        """Refuse what was not counted."""
+        """Refuse what no training has."""
         check_batch(self.batch)
-        if self.frames not in FRAMES:
-            raise ValueError(
-                f"Memory was counted for utterances of {' and '.join(map(str, FRAMES))} "
-                f"frames, not of {self.frames}. Give one of these: what fits a longer "
-                "utterance fits a shorter one. `speechbrain-rev memory` without "
-                "--mode=plan counts any length."
-            )
+        check_frames(self.frames)
         if self.optimizer_bits not in _STATE_BYTES:
             raise ValueError(
                 f"States of an optimizer have 8 or 32 bits, not {self.optimizer_bits}."
@@ -544,7 +411,7 @@ class Training:
             The parts do not all peak at once, so that the sum is an upper bound. None if
             the encoder has no such mode, or was not counted.
         """
-        step = counted_peaks().get((row.name, mode, self.frames))
+        step = peak_at(row.name, mode, self.frames)
         if step is None:
             return None
         return {"encoder_step": step(batch), **self.fixed_bytes(row, batch)}
@@ -564,7 +431,7 @@ class Training:
         int or None
             Utterances, 0 if not even one fits. None as of :meth:`needed_bytes`.
         """
-        step = counted_peaks().get((row.name, mode, self.frames))
+        step = peak_at(row.name, mode, self.frames)
         if step is None:
             return None
 
@@ -687,12 +554,12 @@ class ListedEncoder:
 
     def bytes_per_utterance(self, mode: str, frames: int) -> int | None:
         """Bytes that one more utterance takes; None if that was not counted."""
-        peak = counted_peaks().get((self.row.name, mode, frames))
+        peak = peak_at(self.row.name, mode, frames)
         return None if peak is None else peak.bytes_per_utterance
 
     def step_peak_bytes(self, mode: str) -> int | None:
         """Peak of the encoder's own step at the batch asked about; None likewise."""
-        peak = counted_peaks().get((self.row.name, mode, self.training.frames))
+        peak = peak_at(self.row.name, mode, self.training.frames)
         return None if peak is None else peak(self.training.batch)
 
     def needed_bytes(self, mode: str) -> int | None:
@@ -716,7 +583,7 @@ class ListedEncoder:
         """
         if self.training.card_bytes is None or not self.fits(mode):
             return None
-        step = counted_work()[self.row.name, mode, self.training.frames]
+        step = work_at(self.row.name, mode, self.training.frames)
         batch, moved = (
             self.training.batch,
             self.training.optimizer_moved_bytes(self.row),

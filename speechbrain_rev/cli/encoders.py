@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -99,11 +101,7 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
     add_names(command.add_argument_group(READS))
     computes = command.add_argument_group(COMPUTES)
     add_batch(computes, 64)
-    add_frames(
-        computes,
-        " (default: 200, 2 s; others than 200 and 600 take seconds, and --mode=plan "
-        "refuses them)",
-    )
+    add_frames(computes)
     computes.add_argument(
         "--mode",
         help=f"after: {any_of((*MODES, 'plan'))} (default: reconstruct if the encoder is "
@@ -124,6 +122,7 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
     add_output(command)
     command.set_defaults(
         less_memory="Name the encoders, which takes one process, or leave out --stages.",
+        default_of=command.get_default,
     )
 
 
@@ -182,6 +181,28 @@ def _memory(parsed: argparse.Namespace) -> None:
     )
     draw = pictures.draw_stages if parsed.stages else pictures.draw_breakdowns
     show(report, parsed, lambda path: draw(breakdowns, path, card_bytes), what)
+    if card_bytes is not None and not planned:
+        lacking = [after.name for *_, after in breakdowns if not after.fits(card_bytes)]
+        if lacking:
+            # JSON on stdout stays JSON.
+            print(
+                f"What does not fit may be planned: {_plan_command(parsed, lacking)}",
+                file=sys.stderr if parsed.json else sys.stdout,
+            )
+
+
+def _plan_command(parsed: argparse.Namespace, names: Sequence[str]) -> str:
+    """Write the command that plans encoders with the options that ``memory`` was given."""
+    own = [
+        f"--{option}={getattr(parsed, option)}"
+        for option in ("frames", "optimizer_bits", "classes", "loss")
+        if getattr(parsed, option) != parsed.default_of(option)
+    ]
+    # The default of --batch is another one there.
+    given = [f"--card={parsed.card}", f"--batch={parsed.batch}", *own]
+    return shlex.join(
+        ["speechbrain-rev", "plan", *(names if parsed.names else ()), *given]
+    )
 
 
 def _check_mode(mode: str | None, counted: Sequence[str]) -> None:

@@ -61,17 +61,14 @@ def add_batch(command: argparse._ActionsContainer, default: int) -> None:
     )
 
 
-def add_frames(
-    command: argparse._ActionsContainer,
-    words: str = ": 200 (2 s, the default) or 600 (6 s)",
-) -> None:
+def add_frames(command: argparse._ActionsContainer) -> None:
     """Let a subcommand take the length of utterances."""
     command.add_argument(
         "--frames",
         metavar="N",
         type=int,
         default=200,
-        help=f"frames of an utterance{words}",
+        help="frames of an utterance, 10 ms each (default: 200, 2 s)",
     )
 
 

@@ -31,7 +31,7 @@ from numbers import Integral
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.sizes import size_text
+from speechbrain_rev.sizes import card_for, reserve_text, size_text
 
 # Times are added as whole picoseconds: the same times in another order are then equal.
 PICOSECONDS = 10**12
@@ -200,7 +200,7 @@ class Infeasible(ValueError):
     remedy : str
         What to do about it.
     reserved_bytes : int
-        How many of the needed bytes are reserved for CUDA and fragmentation.
+        How many bytes of the budget are reserved for CUDA and fragmentation.
 
     Examples
     --------
@@ -227,7 +227,12 @@ class Infeasible(ValueError):
     @property
     def lacking_bytes(self) -> int:
         """By how much the budget is too small."""
-        return self.needed_bytes - self.budget_bytes
+        return self.needed_bytes - (self.budget_bytes - self.reserved_bytes)
+
+    @property
+    def enough_bytes(self) -> int:
+        """The least budget that would do; that of a GPU has a larger reserve, too."""
+        return card_for(self.needed_bytes) if self.reserved_bytes else self.needed_bytes
 
     def with_remedy(self, remedy: str) -> Infeasible:
         """Give the error with another remedy."""
@@ -236,16 +241,13 @@ class Infeasible(ValueError):
         )
 
     def __str__(self) -> str:
-        with_reserve = ""
-        if reserved := self.reserved_bytes:
-            with_reserve = (
-                f"{size_text(self.needed_bytes - reserved)} of tensors, and with the "
-                f"{size_text(reserved)} reserved for CUDA and fragmentation at "
-            )
+        reserve = self.reserved_bytes
+        aside = f", {reserve_text(reserve)}" if reserve else ""
         return (
-            f"Even the lightest plan peaks at {with_reserve}{size_text(self.needed_bytes)} "
+            f"Even the lightest plan peaks at {size_text(self.needed_bytes)} "
             f"({self.needed_bytes} bytes), but the budget is "
-            f"{size_text(self.budget_bytes)} ({self.budget_bytes} bytes). {self.remedy}"
+            f"{size_text(self.budget_bytes)} ({self.budget_bytes} bytes){aside}. "
+            f"{self.remedy}"
         )
 
 

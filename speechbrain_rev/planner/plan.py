@@ -42,10 +42,9 @@ from speechbrain_rev.planner.profiling import (
 from speechbrain_rev.planner.step import Channels, NoStep, Step, Trial, step_of
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.sizes import (
-    card_for,
     enough_text,
     largest_within,
-    reserve_of,
+    reserve_text,
     size_text,
     whole_bytes,
 )
@@ -261,9 +260,7 @@ class Plan:
         budget, fixed, reserved = (int(self.about.get(name, 0)) for name in SHARES)
         if not (budget and fixed):
             return ""
-        aside = (
-            f", {size_text(reserved)} for CUDA and fragmentation" if reserved else ""
-        )
+        aside = f", {reserve_text(reserved)}" if reserved else ""
         return (
             f"budget {size_text(budget)}, {size_text(fixed)} of it for weights, gradients, "
             f"{staying}{aside}"
@@ -598,14 +595,14 @@ def largest_batch(
     True
     """
     budget = whole_bytes("budget_bytes", budget_bytes)
-    reserved = reserve_of(budget) if step.is_card else 0
+    left = budget - step.reserved_bytes(budget)
     with step.training():
         own = profiler or profiler_of(step, max_gradient_error)
-        most = _largest_at_the_lightest(own, budget - reserved)
+        most = _largest_at_the_lightest(own, left)
         # Where weights' gradients weigh less than activations, other modes are the lightest.
         while most > own.step.batch:
             own = own.at(own.step.at(most))
-            most = max(most, _largest_at_the_lightest(own, budget - reserved))
+            most = max(most, _largest_at_the_lightest(own, left))
         return most
 
 
@@ -651,8 +648,9 @@ def remedies(
     >>> changes[0][:11], changes[1], changes[-1]
     ('a batch of ', 'shorter or smaller inputs', 'a budget of 12.0 MiB')
     """
-    budget, needed = infeasible.budget_bytes, enough_text(infeasible.needed_bytes)
-    gpu, left = smallest_gpu(infeasible.needed_bytes), step.left_bytes(budget)
+    budget, enough = infeasible.budget_bytes, infeasible.enough_bytes
+    needed, gpu = enough_text(enough), smallest_gpu(enough)
+    left = step.left_bytes(budget)
     changes = []
     for each in step.alternatives(step):
         if each.of_modes and left <= 0:
@@ -823,9 +821,11 @@ def refusal(profiler: Profiler, budget_bytes: int, peak_bytes: int) -> Infeasibl
     """Make the error of a step whose lightest modes have such a peak: what it lacks."""
     step = profiler.step
     fixed = step.fixed_bytes(step.batch)
-    used = peak_bytes + fixed
-    needed = card_for(used) if step.is_card else used
-    refused = Infeasible(needed, budget_bytes, reserved_bytes=needed - used)
+    refused = Infeasible(
+        peak_bytes + fixed,
+        budget_bytes,
+        reserved_bytes=step.reserved_bytes(budget_bytes),
+    )
     words = [f"It lacks {size_text(refused.lacking_bytes)}."]
     if fixed:
         alone = step.left_bytes(budget_bytes) <= 0

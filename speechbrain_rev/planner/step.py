@@ -183,8 +183,12 @@ class Step:
 
     def left_bytes(self, budget_bytes: int) -> int:
         """Give what a budget leaves for what modes change; below zero if nothing."""
-        reserved = reserve_of(budget_bytes) if self.is_card else 0
+        reserved = self.reserved_bytes(budget_bytes)
         return budget_bytes - reserved - self.fixed_bytes(self.batch)
+
+    def reserved_bytes(self, budget_bytes: int) -> int:
+        """Give what is reserved of a budget: 0 unless it is the memory of a GPU."""
+        return reserve_of(budget_bytes) if self.is_card else 0
 
     @property
     def has_numbers(self) -> bool:

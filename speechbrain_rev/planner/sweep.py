@@ -89,7 +89,7 @@ class Sweep:
     plans : sequence of BatchPlan
         From the smallest batch to the largest that fits.
     budget_bytes : int
-        What a step may allocate.
+        What a step may take: of a GPU, what its reserve leaves.
     other_seconds : float
         What a step takes beside forward and backward pass, whatever the batch.
     infeasible_batch : int or None
@@ -113,6 +113,14 @@ class Sweep:
         return max(self.plans, key=lambda plan: plan.samples_per_second)
 
     @property
+    def untried(self) -> str:
+        """Which batches may be better where the best is the edge of those tried, else ""."""
+        batches, best = [plan.batch for plan in self.plans], self.best.batch
+        smaller = best == batches[0] > 1
+        larger = best == batches[-1] and self.infeasible_batch is None
+        return " and ".join(["smaller"] * smaller + ["larger"] * larger)
+
+    @property
     def _planned(self) -> list[BatchPlan]:
         return [plan for plan in self.plans if plan.modes]
 
@@ -127,9 +135,8 @@ class Sweep:
             f"best batch {best.batch}: {best.samples_per_second:.1f} samples a second, "
             f"peak {size_text(best.predicted_bytes)} of {size_text(self.budget_bytes)}"
         ]
-        largest = max(plan.batch for plan in self._planned)
-        is_best = "that one" if largest == best.batch else str(largest)
-        lines.append(f"the largest of these batches with a plan is {is_best}")
+        if self.untried:
+            lines.append(f"{self.untried} batches were not tried and may be better")
         if self.infeasible_batch is not None:
             lines.append(f"batch {self.infeasible_batch} does not fit with any plan")
         if self.out_of_memory:
@@ -264,7 +271,8 @@ def _swept(
             "or estimate times instead of measuring them."
         )
     times = {mode: _fitted(points) for mode, points in uniform.items()}
-    return Sweep(plans, budget_bytes, other or 0.0, infeasible_batch, times, about)
+    may_take = budget_bytes - profiler.step.reserved_bytes(budget_bytes)
+    return Sweep(plans, may_take, other or 0.0, infeasible_batch, times, about)
 
 
 def _chosen(profiler: Profiler, left_bytes: int) -> Choice:

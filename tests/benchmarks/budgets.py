@@ -123,7 +123,7 @@ def _rows(
         except Infeasible as error:
             # The first that does not fit has the least one's place.
             name = "memory_budget, least"
-            budgets[name] = error.needed_bytes
+            budgets[name] = error.enough_bytes
             brains[name] = _brain(setting, batch, device, budgets[name])
             break
         except ValueError:  # nothing to be planned

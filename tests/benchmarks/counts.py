@@ -16,8 +16,13 @@ import operator
 import torch
 
 from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.catalog.counts import (
+    BATCHES,
+    FRAMES,
+    Peak,
+    StepWork,
+)
 from speechbrain_rev.catalog.steps import training_step
-from speechbrain_rev.catalog.table import BATCHES, FRAMES, Peak, StepWork
 from speechbrain_rev.devices import Work
 from speechbrain_rev.planner import live_bytes_peak
 from speechbrain_rev.planner.trace import trace_bytes

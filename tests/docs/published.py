@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from speechbrain_rev.catalog.columns import Column, Row
+from speechbrain_rev.catalog.counts import counted_with
 from speechbrain_rev.catalog.table import (
     CARD_BYTES,
     TOTAL_BATCH,
-    counted_with,
 )
 from speechbrain_rev.plots import PartsBar, memory_parts
-from speechbrain_rev.sizes import GB, GIB, MIB, card_text, reserve_of
+from speechbrain_rev.sizes import GB, GIB, MIB, card_text, reserve_of, reserve_text
 from tests.benchmarks.harness import markdown
 from tests.benchmarks.readme import filled
 from tests.docs.reproduced import (
@@ -109,10 +109,10 @@ def training_note() -> str:
 
 
 def _reserve() -> str:
-    reserve_gib = reserve_of(CARD_BYTES) / GIB
+    reserve = reserve_text(reserve_of(CARD_BYTES))
     return (
-        f"The largest batch here leaves {reserve_gib:.1f} GiB of {card_text(CARD_BYTES)} "
-        f"free. Counted with torch {counted_with()['torch']}."
+        f"The largest batch here fits {card_text(CARD_BYTES)}, {reserve}. Counted with "
+        f"torch {counted_with()['torch']}."
     )
 
 

@@ -37,7 +37,7 @@ from speechbrain_rev.planner import (
 from speechbrain_rev.planner.knapsack import solve
 from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.planner.profiling import profiler_of
-from speechbrain_rev.sizes import GIB, reserve_of, size_text
+from speechbrain_rev.sizes import GIB, reserve_of, reserve_text, size_text
 from speechbrain_rev.training.memory_plan import in_words
 
 from .builders import planned_as
@@ -71,9 +71,9 @@ def test_named_encoders_keep_within_the_budget_when_they_run(tight, tmp_path):
         plan = Plan.load(tmp_path / "plan.json")
         assert plan == encoder.as_plan()
         words = in_words(plan.with_about(plan_file="p.json"))
-        reserve = size_text(TIGHT.reserve_bytes)
+        reserve = reserve_text(TIGHT.reserve_bytes)
         assert f"; budget {size_text(TIGHT.card_bytes)}, " in words
-        assert words.endswith(f", {reserve} for CUDA and fragmentation")
+        assert words.endswith(f", {reserve}")
         assert plan.about["device"] == "a GPU of 5 GiB"
         with torch.device("meta"):
             network = build_encoder(plan.about["encoder"])
@@ -109,22 +109,20 @@ def test_what_does_not_fit_is_refused_with_what_helps_and_that_does():
     with pytest.raises(Infeasible, match="Even the lightest plan peaks at") as refused:
         check_fits(encoder)
     message, needed = str(refused.value), refused.value.needed_bytes
-    assert f"It lacks {size_text(needed - 3 * GIB)}." in message
+    assert needed == encoder.needed_bytes
+    lacking = needed + reserve_of(3 * GIB) - 3 * GIB
+    assert lacking == refused.value.lacking_bytes == encoder.lacking_bytes
+    assert f"It lacks {size_text(lacking)}." in message
     assert " of the peak. What helps: " in message
     helps = message.partition("What helps: ")[2].removesuffix(".").split("; ")
     batch = int(re.fullmatch(r"a batch of (\d+)", helps[0])[1])
     other = helps[-3].removeprefix("another encoder, for instance ")
     assert training.fits(architecture(other))
-    # Both that a step takes and the reserve are named, and a GPU that is sold.
-    assert reserve_of(needed) == refused.value.reserved_bytes
-    used, reserve = encoder.needed_bytes, reserve_of(needed)
-    assert (
-        f"peaks at {size_text(used)} of tensors, and with the {size_text(reserve)}"
-        in (message)
-    )
+    # The reserve is that of the GPU that was named, not of one that is large enough.
+    assert f"({3 * GIB} bytes), {reserve_text(reserve_of(3 * GIB))}. It " in message
     larger = "a larger GPU, for instance RTX 2060 of 6 GiB"
     assert helps[-2:] == ["--optimizer_bits=8", larger]
-    larger = dataclasses.replace(training, card_bytes=needed)
+    larger = dataclasses.replace(training, card_bytes=refused.value.enough_bytes)
     fitting = {training.at(batch): True, training.at(batch + 1): False, larger: True}
     for asked, fits in fitting.items():
         (again,) = plan_encoders(asked, names=["resnet34"])

@@ -132,14 +132,15 @@ def test_json_has_what_was_asked_and_its_parts_make_the_need(reports):
     ("name", "words"),
     [
         ("models", ["Not reproduced here", "on meta tensors"]),
-        ("models of a GPU", ["No such GPU was tried", "1.88 GiB are reserved"]),
-        ("models of long utterances", ["fits 24 GiB with 600 frames", "of 17982"]),
-        ("plans", ["A GPU of 5 GiB was named; none was tried.", "from peak figures unless measured",
+        ("models of a GPU", ["No such GPU was tried", "1.88 GiB reserved for CUDA"]),
+        ("models of long utterances", ["utterances of 600 frames", "of 17982"]),
+        ("plans", ["GPU: 5 GiB, 1.4 GiB reserved for CUDA and fragmentation, 3.6 GiB left; none",
+                   "from peak figures unless measured", "utterances of 200 frames, 8-bit states, classifier",
                    "an assumed RTX 2060, listed nearest to 5 GiB, 3.25 TFLOP/s, 203",
-                   "plan for batch 128, float32", "bf16 or fp16 let the recipe plan: --pr",
-                   "join: nothing, as it runs again with the block before"]),
-        ("plan that lacks", [" predicted ", "missing: by how much the GPU is too small"]),
-        ("sweep", ["best batch 48: ", "recompute: its input; join: nothing", "the largest of these batches with a plan is 80",
+                   "plan for batch 128, float32", "not reproduced here",
+                   "recomputed in one go with the block before"]),
+        ("plan that lacks", [" predicted ", "missing: beyond what is left"]),
+        ("sweep", ["best batch 48: ", "recomputed in one go with the block before", "2.68 GiB left",
                    "batch 1000 does not fit with any plan", "from peak figures unless measured"]),
         ("breakdowns", ["resnet34: 8 bit saves 75 % of the optimizer states, 0.8 % of the",
                         "upper bound", "No GPU was tried", "classifier of 17982",
@@ -180,7 +181,9 @@ def test_gb_stands_under_the_heading_published_alone(reports):
 
 def test_a_gpu_that_was_asked_is_named(tight):
     report = PlansReport(tight, GpuAtHand("NVIDIA X", 8 * GIB, 5 * GIB))
-    assert "5 GiB were free of 8 GiB on NVIDIA X" in " ".join(report.text().split())
+    assert "Free of 8 GiB on NVIDIA X: 5 GiB, 1.4 GiB res" in " ".join(
+        report.text().split()
+    )
     assert json.loads(report.json())["training"]["card_name"] == "NVIDIA X"
 
 
@@ -218,6 +221,15 @@ def test_a_mode_that_no_block_was_given_is_a_zero_and_one_that_none_can_have_is_
     counts = {"store": 17, "reconstruct": None, "recompute": 0, "join": 0}
     assert vanilla["plan"]["blocks"] == counts
     assert reversible["plan"]["blocks"] == {**counts, "reconstruct": 0, "join": None}
+
+
+def test_a_best_batch_at_the_edge_of_a_sweep_names_the_option_that_widens_it(swept):
+    words = "larger batches were not tried and may be better: widen --batches\n"
+    assert words not in SweepReport(swept).text()
+    few = dataclasses.replace(
+        swept.sweep, plans=swept.sweep.plans[:2], infeasible_batch=None
+    )
+    assert words in SweepReport(dataclasses.replace(swept, sweep=few)).text()
 
 
 def test_rows_of_a_sweep_that_was_timed_name_what_could_not_be(swept):

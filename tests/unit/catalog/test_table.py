@@ -12,16 +12,20 @@ from hypothesis import strategies as st
 from speechbrain_rev.architectures import ARCHITECTURES, architecture
 from speechbrain_rev.catalog import ModelsReport, Training, counted_peaks, select
 from speechbrain_rev.catalog.breakdown import encoder_breakdown
+from speechbrain_rev.catalog.counts import (
+    BATCHES,
+    FRAMES,
+    Peak,
+    counted_work,
+    peak_at,
+    work_at,
+)
 from speechbrain_rev.catalog.plans import plan_encoders
 from speechbrain_rev.catalog.steps import head_modules
 from speechbrain_rev.catalog.table import (
-    BATCHES,
-    FRAMES,
     MODES,
     SORT_KEYS,
     ListedEncoder,
-    Peak,
-    counted_work,
     other_encoder,
     shorter_frames,
 )
@@ -185,13 +189,41 @@ def test_a_peak_is_safe_between_the_counts_of_any_step(moments, batch):
     [
         ({"batch": 0}, "from 1 to 1000000 utterances, not 0"),
         ({"batch": 10**400}, "from 1 to 1000000 utterances"),
-        ({"frames": 300}, "200 and 600 frames, not of 300"),
+        ({"frames": 0}, "from 1 to 100000 frames of 10 ms, not 0"),
+        ({"frames": 10**6}, "from 1 to 100000 frames of 10 ms"),
         ({"optimizer_bits": 16}, "8 or 32 bits, not 16"),
     ],
 )
-def test_a_training_run_that_was_not_counted_is_refused(wrong, message):
+def test_a_training_run_that_there_is_not_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CARD, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("batch", "frames"), [(2, 400), (16, 201), (64, 297), (8, 900)]
+)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("resnet34", "store"), ("df_resnet56", "recompute"), ("revnet46", "reconstruct"),
+     ("revnet57", "reconstruct"), ("revnet57", "recompute"),
+     ("df_revnet66", "reconstruct")],
+)  # fmt: skip
+def test_the_peak_of_another_length_is_just_above_its_count(name, mode, batch, frames):
+    counted = recount(name, mode, frames, batch)
+    assert counted <= peak_at(name, mode, frames)(batch) <= 1.35 * counted
+
+
+def test_the_work_of_another_length_is_near_its_count():
+    counted = step_work("revnet57", mode="store", frames=400)(64)
+    work = work_at("revnet57", "store", 400)(64)
+    assert work.flops == pytest.approx(counted.flops, rel=0.01)
+    assert work.moved_bytes == pytest.approx(counted.moved_bytes, rel=0.01)
+    assert work.operations == counted.operations
+
+
+def test_shorter_utterances_than_counted_take_no_more_than_counted_ones():
+    assert peak_at("resnet34", "store", 56) == peak_at("resnet34", "store", 200)
+    assert peak_at("resnet34", "store", 200) == PEAKS["resnet34", "store", 200]
 
 
 @pytest.mark.parametrize("gib", [0.5, 8, 24])

@@ -81,15 +81,28 @@ def test_the_best_has_the_most_samples_a_second_and_need_not_be_the_largest(swep
     # All blocks store up to it, and a larger one that fits is slower.
     assert set(result.best.modes.values()) == {"store"}
     assert result.best.batch < max(speeds) < result.infeasible_batch
-    assert f"the largest of these batches with a plan is {max(speeds)}" in str(result)
+    assert not result.untried
+    assert "not tried" not in str(result)
     # With much to be shared by a step, the largest is the best.
     dear = swept(profile_for, range(1, 100), other_seconds=lambda: 1000.0)
     assert dear.best.batch == max(speeds)
-    assert "the largest of these batches with a plan is that one" in str(dear)
+    assert not dear.untried
     alone = profile_for(dear.best.batch).seconds(dear.best.modes)
     assert dear.best.seconds == pytest.approx(1000 + alone)
     # Of equally good ones it is the smallest.
     assert swept(lambda b: profile_for(b, fixed=0.0), [2, 4, 8]).best.batch == 2
+
+
+@pytest.mark.parametrize(
+    ("batches", "untried"),
+    [([2, 4], "larger"), ([13, 20], "smaller"), ([13], "smaller and larger"),
+     ([1], "larger"), ([4, 13, 20], ""), ([48, 49], "smaller")],
+)  # fmt: skip
+def test_a_best_batch_at_the_edge_of_those_tried_is_named_so(swept, batches, untried):
+    result = swept(profile_for, batches)
+    assert result.untried == untried
+    words = f"{untried} batches were not tried and may be better"
+    assert (words in str(result)) == bool(untried)
 
 
 def test_the_sweep_ends_where_no_plan_fits(swept):

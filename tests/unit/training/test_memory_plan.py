@@ -22,7 +22,7 @@ from speechbrain_rev.planner import (
 )
 from speechbrain_rev.planner.memory import LiveBytes
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
-from speechbrain_rev.sizes import GIB, RESERVE_BYTES, size_text
+from speechbrain_rev.sizes import GIB, reserve_of, size_text
 from speechbrain_rev.training import memory_plan
 from speechbrain_rev.training.memory_plan import in_words, plan_for_run
 from tests.unit.planner.networks import SCALARS
@@ -72,10 +72,10 @@ def test_the_budget_that_is_needed_on_a_gpu_is_enough(monkeypatch):
     step = dataclasses.replace(there, device=CPU)
     with pytest.raises(Infeasible) as caught:
         plan_step(step, 10**6)
-    needed = caught.value.needed_bytes
+    needed = caught.value.enough_bytes
     plan = plan_step(step, needed)
     shares = [int(plan.about[f"{name}_bytes"]) for name in ("staying", "reserved")]
-    assert needed > RESERVE_BYTES
+    assert shares[1] == reserve_of(needed)
     assert sum(shares) + plan.budget_bytes == needed
     with pytest.raises(Infeasible):
         plan_step(step, needed - 2 * SCALARS)
