@@ -176,7 +176,7 @@ def _activations(trace: Trace, names: list[str]) -> dict[str, tuple[int, int]]:
     blocks = list(trace.blocks.items())
     stages_of = {name: stage_of(name) for name, _ in blocks}
     base = blocks[0][1].before_bytes
-    last = blocks[-1][1].after_bytes
+    last = blocks[-1][1].held_bytes
     # What lies between two blocks belongs to the second of them.
     ends = {stages_of[name]: seen.before_bytes for name, seen in blocks[::-1]}
     ends_and_peaks = {"input": (base, base)}

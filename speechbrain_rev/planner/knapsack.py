@@ -81,6 +81,10 @@ class Cost:
     dropped_bytes : int
         Of what was held before the block, what is not after it; ``held_bytes`` are less by
         it.
+    forward_bytes : int
+        As ``working_bytes``, of its forward pass alone.
+    left_bytes : int
+        Of ``dropped_bytes``, what a name keeps until the last block has run.
 
     Examples
     --------
@@ -95,6 +99,8 @@ class Cost:
     in_run: InRun | None = None
     joins: bool = False
     dropped_bytes: int = 0
+    forward_bytes: int = 0
+    left_bytes: int = 0
 
     def __post_init__(self) -> None:
         sizes: tuple[object, ...] = self.held_bytes, self.working_bytes

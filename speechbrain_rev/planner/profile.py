@@ -15,7 +15,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,9 @@ from speechbrain_rev.planner.knapsack import (
 from speechbrain_rev.planner.network import warn_caller
 from speechbrain_rev.reversible.flags import flags_in_words
 from speechbrain_rev.whole_files import check_regular, open_regular, write_whole
+
+#: Sizes of a cost that stand last in a profile's document.
+_SIZES = "dropped_bytes", "forward_bytes", "left_bytes"
 
 #: A mode, and that of the block before; None before the first.
 Pair = tuple["str | None", str]
@@ -118,11 +121,17 @@ class BlockProfile:
                 finite("seconds", taken),
                 # Documents of older versions have none.
                 finite("squared_error", *(more[:1] or [0.0])),
-                dropped_bytes=whole_number("dropped_bytes", *(more[1:] or [0])),
+                **_named_sizes(more[1:]),
             )
             for before, own, held, working, taken, *more in costs
         }
         return cls(name, whole_number("gradient_bytes", gradient_bytes), by_pair)
+
+
+def _named_sizes(values: Iterable[object]) -> dict[str, Any]:
+    """Take sizes of a cost, of which documents of older versions have none, or one."""
+    pairs = zip(_SIZES, values, strict=False)
+    return {size: whole_number(size, value) for size, value in pairs}
 
 
 def waiting_bytes(
@@ -224,9 +233,15 @@ class Profile:
         waits = waiting_bytes([*own_bytes], modes, own_bytes)
         costs = [cost for _, cost in self._chosen(modes)]
         worst = zip(own_bytes, worst_bytes(self.base_bytes, costs), strict=True)
-        held = self.base_bytes + sum(cost.held_bytes for cost in costs)
-        after = held + self.after_bytes[Mode(modes[self.blocks[-1].name]).value]
-        return max(after, *(most + waits[name] for name, most in worst))
+        # What names keep is there in the forward pass, and gone in the backward pass.
+        forward, there = [], self.base_bytes
+        for cost in costs:
+            forward.append(there + cost.forward_bytes)
+            there += cost.held_bytes + cost.left_bytes
+        forward.append(
+            there + self.after_bytes[Mode(modes[self.blocks[-1].name]).value]
+        )
+        return max(*forward, *(most + waits[name] for name, most in worst))
 
     def _chosen(self, modes: Mapping[str, str]) -> Iterator[tuple[BlockProfile, Cost]]:
         """Give each block with what it costs after the one before."""
@@ -473,9 +488,11 @@ class Profile:
 
         def larger(cost: Cost, small: Cost) -> Cost:
             held = on(cost.held_bytes, small.held_bytes)
-            working = max(0, on(cost.working_bytes, small.working_bytes))
-            dropped = max(0, on(cost.dropped_bytes, small.dropped_bytes))
-            return Cost(held, working, 0.0, dropped_bytes=dropped)
+            sizes: dict[str, Any] = {
+                name: max(0, on(getattr(cost, name), getattr(small, name)))
+                for name in ("working_bytes", *_SIZES)
+            }
+            return Cost(held, seconds=0.0, **sizes)
 
         blocks = [
             replace(
@@ -551,7 +568,7 @@ class Profile:
             plain["costs"] = [
                 [
                     *(before, own, c.held_bytes, c.working_bytes),
-                    *(c.seconds, c.squared_error, c.dropped_bytes),
+                    *(c.seconds, c.squared_error, *(getattr(c, s) for s in _SIZES)),
                 ]
                 for (before, own), c in block.costs.items()
             ]

@@ -458,7 +458,7 @@ def _alike(one: Trace, other: Trace) -> bool:
 
     def figures(trace: Trace) -> list[int]:
         of_blocks = (
-            (b.after_bytes, b.forward_peak_bytes, b.backward_peak_bytes or 0)
+            (b.held_bytes, b.forward_peak_bytes, b.backward_peak_bytes or 0)
             for b in trace.blocks.values()
         )
         return [
@@ -567,34 +567,35 @@ def count(
     work: dict[tuple[str, str], Work] = {}
     base_bytes = 0
     for chosen, trace in _traces(network, trial.run, modes, with_work):
-        seen = list(trace.blocks.values())
+        base_bytes = held = next(iter(trace.blocks.values())).before_bytes
         # When a block returns, its caller may still have what a block before it returned
-        # by a name of its own, until it gives the name to something else. No block holds
-        # that, whichever runs then: in other modes one may keep it, or not.
-        nexts = [*(block.before_bytes for block in seen[1:]), seen[-1].after_bytes]
-        lasting = [
-            min(block.after_bytes, x) - block.left_bytes
-            for block, x in zip(seen, nexts, strict=True)
-        ]
-        base_bytes = held = seen[0].before_bytes
+        # by a name of its own. No block holds that: in other modes one may, or not.
+        left = 0
         waits = waiting_bytes(list(trace.blocks), chosen, gradient_bytes)
         joined = Mode.JOIN in chosen.values()
         before: str | None = None
-        for (name, block), after in zip(trace.blocks.items(), lasting, strict=True):
+        for name, block in trace.blocks.items():
             own = chosen[name]
             joins = Mode(own).spec.joins
             backward = (block.backward_peak_bytes or 0) - waits[name]
             # Of blocks that join, the backward pass is that of a whole run.
-            peak = max(block.forward_peak_bytes, 0 if joins else backward)
-            working, dropped = max(0, peak - held), block.dropped_bytes
-            cost = Cost(after - held, working, seconds=0.0, dropped_bytes=dropped)
+            forward = block.forward_peak_bytes - left
+            peak = max(forward, 0 if joins else backward)
+            cost = Cost(
+                block.held_bytes - held,
+                max(0, peak - held),
+                seconds=0.0,
+                dropped_bytes=block.dropped_bytes,
+                forward_bytes=max(0, forward - held),
+                left_bytes=block.left_bytes,
+            )
             if joins or not joined:
                 after_again = Mode.RECOMPUTE.value if joins else before
                 costs.setdefault(name, {}).setdefault((after_again, own), cost)
-            before, held = own, after
+            before, held, left = own, block.held_bytes, left + block.left_bytes
         assert before is not None
         if not joined or Mode(before).spec.joins:
-            between = trace.between_peak_bytes - held
+            between = trace.between_peak_bytes - held - left
             after_bytes[before] = max(after_bytes.get(before, 0), between)
         if joined:
             continue

@@ -32,17 +32,20 @@ class BlockTrace:
 
     Attributes
     ----------
-    before_bytes, after_bytes : int
-        When its forward pass began and ended.
+    before_bytes : int
+        When its forward pass began.
+    held_bytes : int
+        Of what is there when its forward pass ends, what the next block finds and does not
+        owe to a name that its caller has for it. Such a name keeps what is older than the
+        block: no later block reads it, and it is gone when the backward pass begins.
     forward_peak_bytes : int
         The most from the end of the block before to that of its forward pass.
     left_bytes : int
-        Of ``after_bytes`` what is older than the block and still there for a name that its
-        caller has for it: no later block reads it, and it is gone when the backward pass
-        begins.
+        What such names keep for longer than the last block runs, at the worst moment between
+        it and the backward pass too, without what they did for the block before.
     dropped_bytes : int
-        Of ``before_bytes``, without what the block before left, what the next block does
-        not find or this one leaves.
+        Of ``before_bytes``, without what names kept for the block before, what is not
+        among ``held_bytes``.
     shares_input : bool
         Whether what the block before made and this one reads is read again after it, and
         is gone when the backward pass begins.
@@ -52,7 +55,7 @@ class BlockTrace:
     """
 
     before_bytes: int
-    after_bytes: int
+    held_bytes: int
     forward_peak_bytes: int
     left_bytes: int
     dropped_bytes: int
@@ -130,8 +133,7 @@ def trace_bytes(
 
         def read() -> tuple[int, int, Work | None]:
             seen = meter.live, meter.peak, getattr(meter, "done", None)
-            meter.peak = meter.live
-            meter.moment += 1
+            meter.next_moment()
             return seen
 
         moments = _watch(network, run, read)
@@ -160,14 +162,14 @@ def trace_bytes(
         {
             name: BlockTrace(
                 live[name, Moment.FORWARD_BEGINS],
-                live[name, Moment.FORWARD_ENDS],
+                held,
                 max(peak[before], peak[name, Moment.FORWARD_BEGINS]),
                 left,
                 dropped,
                 shares,
                 peak.get((name, Moment.BACKWARD_BEGINS)),
             )
-            for name, before, (left, dropped, shares) in zip(
+            for name, before, (held, left, dropped, shares) in zip(
                 names, until, released, strict=False
             )
         },
@@ -310,12 +312,16 @@ def _differences(
 
 @dataclass
 class _Life:
-    """A storage, and before which moments it was made, read and freed."""
+    """A storage, and before which moments it was made, read and freed.
+
+    ``outlived`` are how many others had been freed by then.
+    """
 
     size: int
     made: int
     reads: set[int]
     freed: float = math.inf
+    outlived: float = math.inf
 
 
 class _Lives(LiveBytes):
@@ -325,13 +331,22 @@ class _Lives(LiveBytes):
         super().__init__(device)
         #: How many moments there were.
         self.moment = 0
+        #: Before each moment, how many storages had been freed at the peak since the last.
+        self._freed_at_peaks: list[int] = []
+        self._freed = self._freed_at_peak = 0
         self._lives: list[_Life] = []
         self._alive: dict[int, _Life] = {}
 
+    def next_moment(self) -> None:
+        """Look for the peak anew, from what is alive now."""
+        self._freed_at_peaks.append(self._freed_at_peak)
+        self.peak, self._freed_at_peak = self.live, self._freed
+        self.moment += 1
+
     def released(
         self, begins: Sequence[int], backward: int
-    ) -> Iterator[tuple[int, int, bool]]:
-        """Give what each block leaves, drops, and whether it shares, as in ``BlockTrace``.
+    ) -> Iterator[tuple[int, int, int, bool]]:
+        """Give what each block holds, leaves and drops, and whether it shares its input.
 
         Blocks begin at these moments, and at the last of them the last one ends.
         """
@@ -349,6 +364,15 @@ class _Lives(LiveBytes):
             gone = [x for x in older if x.freed <= following]
             were = {*map(id, before)}
             dropped = [x.size for x in (*gone, *left) if id(x) not in were]
+            lasting = [
+                x.size for x in left
+                if id(x) not in were and x.outlived >= self._freed_at_peaks[backward]
+            ]  # fmt: skip
+            held = [
+                x.size
+                for x in self._lives
+                if x.made <= begin + 1 and x.freed > following
+            ]
             after = range(begin + 2, backward + 1)
             shares = any(
                 x.made == begin - 1
@@ -357,7 +381,8 @@ class _Lives(LiveBytes):
                 and not x.reads.isdisjoint(after)
                 for x in older
             )
-            yield sum(x.size for x in left), sum(dropped), shares
+            named = sum(x.size for x in left)
+            yield sum(held) - named, sum(lasting), sum(dropped), shares
             before = left
 
     def _run(
@@ -374,8 +399,10 @@ class _Lives(LiveBytes):
     def _add(self, x: Tensor) -> None:
         storage = x.untyped_storage()
         key = storage_key(storage)
-        was_known = key in self._known
+        was_known, peak = key in self._known, self.peak
         super()._add(x)
+        if self.peak > peak:
+            self._freed_at_peak = self._freed
         # While it was added, garbage that was collected may have freed others.
         if key in self._known and not was_known:
             self._alive[key] = life = _Life(storage.nbytes(), self.moment, set())
@@ -383,7 +410,9 @@ class _Lives(LiveBytes):
 
     def _free(self, key: int, size: int) -> None:
         super()._free(key, size)
-        self._alive.pop(key).freed = self.moment
+        life = self._alive.pop(key)
+        life.freed, life.outlived = self.moment, self._freed
+        self._freed += 1
 
 
 class _Work(_Lives):

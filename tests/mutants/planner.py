@@ -51,17 +51,35 @@ PLANNER = [
         "if True",
         PLAN_TESTS("not_follow"),
     ),
-    PROFILING_CODE(
+    TRACE_CODE(
         "planner: what a caller still has by name is held to the backward pass",
-        "min(block.after_bytes, x) - block.left_bytes",
-        "block.after_bytes - block.left_bytes",
+        "x.made <= begin + 1 and x.freed > following",
+        "x.made <= begin + 1 < x.freed",
         PROFILING_TESTS("in_any_modes and more"),
     ),
-    PROFILING_CODE(
+    TRACE_CODE(
         "planner: the last block of a stage lets go of the stage's input",
-        "min(block.after_bytes, x) - block.left_bytes",
-        "min(block.after_bytes, x)",
+        "yield sum(held) - named,",
+        "yield sum(held),",
         PROFILE_TESTS("any_run and stages"),
+    ),
+    TRACE_CODE(
+        "planner: an input's name counts after the forward pass that it ends with",
+        "x.outlived >= self._freed_at_peaks[backward]",
+        "x.freed > end",
+        PROFILE_TESTS("any_run and drop"),
+    ),
+    PROFILE_CODE(
+        "planner: outputs that later blocks take are not alive at the end of the forward",
+        "there += cost.held_bytes + cost.left_bytes",
+        "there += cost.held_bytes",
+        PLAN_TESTS("to_a_thousandth"),
+    ),
+    PROFILE_CODE(
+        "planner: outputs that later blocks take are not alive in the forward pass",
+        "forward.append(there + cost.forward_bytes)",
+        "pass",
+        PROFILE_TESTS("any_plan_of_another"),
     ),
     PROFILING_CODE(
         "planner: blocks join whoever else reads their input",

@@ -164,7 +164,7 @@ def test_what_stages_take_adds_up_and_their_largest_peak_is_the_step_s(
     def total(part):
         return sum(getattr(stage, f"{part}_bytes") for stage in stages)
 
-    assert total("held") == list(trace.blocks.values())[-1].after_bytes
+    assert total("held") == list(trace.blocks.values())[-1].held_bytes
     assert max(stage.peak_bytes for stage in stages) == trace.peak_bytes
     all_held = itertools.accumulate(stage.held_bytes for stage in stages)
     for stage, held in zip(stages, all_held, strict=True):

@@ -79,6 +79,31 @@ class Staged(nn.Module):
         return x
 
 
+class Dense(nn.Module):
+    """Gives each block all earlier outputs, side by side or added up; returns the last ones."""
+
+    def __init__(self, gathered, widths, returned):
+        super().__init__()
+        self.gathered, self.returned = gathered, returned
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv1d(width, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU()
+            )
+            for width in widths
+        )
+
+    def forward(self, x):
+        outputs = [x]
+        for block in self.blocks:
+            outputs.append(block(self.gathered(outputs)))
+        return self.gathered(outputs[-self.returned :]).mean(2)
+
+
+def side_by_side(depth, returned):
+    widths = range(4, 4 + 8 * depth, 8)
+    return Dense(functools.partial(torch.cat, dim=1), widths, returned)
+
+
 class Scaled(nn.Sequential):
     """Takes two arguments, by place or by name."""
 
@@ -106,6 +131,8 @@ OTHERS = {
         torch.randn(1024, 16),
         AROUND,
     ),
+    "dense": lambda: (side_by_side(8, 1), torch.randn(8, 4, 128), ("blocks.*",)),
+    "summed": lambda: (Dense(sum, [8] * 5, 6), torch.randn(8, 8, 128), ("blocks.*",)),
 }
 AROUND = "head", "tail"
 

@@ -1,5 +1,6 @@
 """A plan keeps to its budget, is fast, changes numbers nowhere, and is a document."""
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -49,6 +50,7 @@ from tests.unit.planner.networks import (
     profiled_on_meta,
     random_modes,
     run_within,
+    side_by_side,
 )
 from tests.unit.planner.test_profiling import NETWORKS, X
 
@@ -147,6 +149,25 @@ def test_what_others_read_or_does_not_follow_the_block_before_joins_none(kind):
     module = kind(*plain(4))
     step = step_of(module, torch.randn(8, 64), blocks="*")
     assert [b.modes for b in profile(step).blocks] == [["store", "recompute"]] * 4
+
+
+@pytest.mark.parametrize("returned", [1, 6])
+def test_outputs_that_later_blocks_take_are_predicted_to_a_thousandth(returned):
+    """Those of blocks that recompute are alive until the forward pass ends, by a name."""
+    module, x, given = (
+        side_by_side(5, returned),
+        torch.randn(8, 4, 128),
+        {"measure": False},
+    )
+    stored, seen = plan(module, x, "1GB", **given).measured_bytes, set()
+    for percent in range(99, 60, -3):
+        with contextlib.suppress(Infeasible):
+            planned = plan(module, x, stored * percent // 100, **given)
+            assert planned.predicted_bytes == pytest.approx(
+                planned.measured_bytes, rel=1e-3
+            )
+            seen.add(planned.counts())
+    assert len(seen) >= 3
 
 
 def test_what_plans_take_above_their_prediction_is_heeded():

@@ -110,7 +110,7 @@ def test_a_run_that_begins_within_a_chain_keeps_no_values_of_the_blocks_before(
     modes = dict.fromkeys(network.named_blocks(), "reconstruct")
     network.set_mode(modes | {"body.blocks.0": before})
     _, *run = trace_bytes(network, step).blocks.values()
-    *inner, last = [block.after_bytes for block in run]
+    *inner, last = [block.held_bytes for block in run]
     # Less than the size of a stream, 6,144 bytes.
     assert all(abs(held - last) <= SCALARS for held in inner)
 
@@ -241,7 +241,7 @@ def test_tensors_of_the_network_s_device_are_counted_and_copies_from_others_take
     module, step = on_meta(module, torch.randn(200, 50))
     cpu, meta = (live_bytes_peak(step, device=torch.device(d)) for d in ("cpu", "meta"))
     trace = trace_bytes(as_network(module, ["?"]), step, with_work=True)
-    assert trace.blocks["2"].after_bytes >= 2 * size
+    assert trace.blocks["2"].held_bytes >= 2 * size
     assert trace.peak_bytes == meta
     assert cpu == size
     assert meta <= live_bytes_peak(step, device=None) <= meta + size
@@ -261,7 +261,7 @@ def test_what_is_kept_on_the_host_can_be_traced_without_contents():
     with torch.autograd.graph.save_on_cpu():
         moved = trace_bytes(network, step, with_work=True)
     last, size = moved.blocks["2"], 4 * 200 * 50
-    assert kept.after_bytes - kept.left_bytes == 2 * size
-    assert last.after_bytes - last.left_bytes == size
+    assert kept.held_bytes == 2 * size
+    assert last.held_bytes == size
     # Each is copied to the host and back.
     assert moved.work["1"].host_bytes == 2 * size
