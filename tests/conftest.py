@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from speechbrain_rev.planner.profile import VARIABLE
+from speechbrain_rev.planner.saved_profiles import VARIABLE
 
 
 def pytest_addoption(parser):

@@ -24,6 +24,7 @@ from speechbrain_rev.documents import (
     whole_number,
 )
 from speechbrain_rev.modes import Mode, is_lossless
+from speechbrain_rev.planner.compression_probe import checked_limit, without_optimizer
 from speechbrain_rev.planner.knapsack import Infeasible
 from speechbrain_rev.planner.memory import live_bytes_peak, unless_memory_runs_out
 from speechbrain_rev.planner.network import Network, as_network, device_of, give
@@ -33,12 +34,7 @@ from speechbrain_rev.planner.profile import (
     channel_counts,
     facts,
 )
-from speechbrain_rev.planner.profiling import (
-    Profiler,
-    checked_limit,
-    profiler_of,
-    without_optimizer,
-)
+from speechbrain_rev.planner.profiling import Profiler, profiler_of
 from speechbrain_rev.planner.step import Channels, NoStep, Step, Trial, step_of
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.sizes import (

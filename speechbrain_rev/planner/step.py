@@ -21,11 +21,13 @@ from tqdm import tqdm
 
 from speechbrain_rev.bars import LONG_SECONDS, kept_alive, progress_bar
 from speechbrain_rev.devices import Speed, random_devices
-from speechbrain_rev.planner.memory import make_gradients
+from speechbrain_rev.planner.memory import live_bytes_peak, make_gradients
 from speechbrain_rev.planner.network import (
     Network,
+    all_stored,
     as_network,
     call,
+    device_of,
     names_blocks,
     own_batch,
     tensors_of,
@@ -201,6 +203,20 @@ class Step:
         """What a copy of the module takes, with gradients."""
         weights = list(self.module.parameters())
         return sum(x.nbytes for x in (*weights, *weights, *self.module.buffers()))
+
+    @property
+    def tried_batch(self) -> int:
+        """How many samples are run for times and gradient errors, if they fit."""
+        return min(self.timed_batch or self.batch, self.batch)
+
+    def stored_bytes(
+        self, module: nn.Module | None = None, channels: Channels | None = None
+    ) -> int:
+        """Count the peak of a step that stores everything, as of :meth:`bare`."""
+        with self.without_contents() as device:
+            trial = self.bare(device, module, channels)
+            trial.network.set_mode(all_stored(trial.network))
+            return live_bytes_peak(trial.run, device=device_of(trial.network))
 
     def few(self, most: int) -> Any:
         """Make inputs of at most so many samples, or of all that there are."""

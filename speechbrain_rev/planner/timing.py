@@ -18,6 +18,11 @@ from speechbrain_rev.planner.trace import Run, trace_seconds
 _MORE_SECONDS = 1e-9
 
 
+#: Steps of each mode that are timed, after one that is not, where profiles are kept or
+#: blocks compress.
+REPEATS = 3
+
+
 def measured_seconds(
     network: Network, run: Run, device: torch.device, *, repeats: int = 5
 ) -> dict[tuple[str, str], float]:

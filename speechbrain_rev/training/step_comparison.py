@@ -22,6 +22,7 @@ from speechbrain_rev.devices import described
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.optim import state_bytes
+from speechbrain_rev.planner.compression_probe import without_optimizer
 from speechbrain_rev.planner.memory import (
     fits_device,
     live_bytes_peak,
@@ -29,7 +30,6 @@ from speechbrain_rev.planner.memory import (
     unless_memory_runs_out,
 )
 from speechbrain_rev.planner.network import all_stored, compare_next
-from speechbrain_rev.planner.profiling import without_optimizer
 from speechbrain_rev.planner.step import without_contents
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible.flags import flags_in_words

@@ -31,7 +31,7 @@ import speechbrain_rev
 from speechbrain_rev import cli
 from speechbrain_rev.devices import Gpu
 from speechbrain_rev.inference import SpeakerEmbedder, read_cohort
-from speechbrain_rev.planner.profile import VARIABLE
+from speechbrain_rev.planner.saved_profiles import VARIABLE
 from tests import wespeaker
 from tests.compatibility.plans import PLANS, SPEED
 

@@ -10,7 +10,7 @@ KNAPSACK_CODE = Source("speechbrain_rev/planner/knapsack.py")
 NETWORK_CODE = Source("speechbrain_rev/planner/network.py")
 PROFILE_CODE = Source("speechbrain_rev/planner/profile.py")
 ACTIVATIONS_CODE = Source("speechbrain_rev/compression/activations.py")
-PROBE_CODE = Source("speechbrain_rev/planner/profiling.py")
+PROBE_CODE = Source("speechbrain_rev/planner/compression_probe.py")
 PLAN_CODE = Source("speechbrain_rev/planner/plan.py")
 RUN_PLAN_CODE = Source("speechbrain_rev/training/memory_plan.py")
 

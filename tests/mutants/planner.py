@@ -10,6 +10,7 @@ PLAN_CODE = Source("speechbrain_rev/planner/plan.py")
 PROFILE_CODE = Source("speechbrain_rev/planner/profile.py")
 PROFILING_CODE = Source("speechbrain_rev/planner/profiling.py")
 NETWORK_CODE = Source("speechbrain_rev/planner/network.py")
+TRIED_CODE = Source("speechbrain_rev/planner/tried_modes.py")
 STEP_CODE = Source("speechbrain_rev/planner/step.py")
 PROFILE_TESTS = Tests("tests/unit/planner/test_profile.py")
 SIZES_CODE = Source("speechbrain_rev/sizes.py")
@@ -45,7 +46,7 @@ PLANNER = [
         "kept = 0",
         PROFILE_TESTS("any_run and drop"),
     ),
-    NETWORK_CODE(
+    TRIED_CODE(
         "planner: blocks join whatever runs before them",
         "if not kept_its_input(blocks[name])",
         "if True",
@@ -111,7 +112,7 @@ PLANNER = [
         "                hooks.callback(handle.remove)",
         PROFILING_TESTS("in_any_modes and first_step or not_counted_without"),
     ),
-    NETWORK_CODE(
+    TRIED_CODE(
         "planner: what cannot run again is recomputed",
         "if m is not Mode.RECOMPUTE) for n in once",
         "if m is not Mode.RECOMPUTE) for n in ()",

@@ -10,7 +10,7 @@ import torch
 
 from speechbrain_rev.compression import reference
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.planner.profiling import CompressionProbe
+from speechbrain_rev.planner.compression_probe import CompressionProbe
 from speechbrain_rev.training.memory_plan import in_words
 from tests.recipes.runs import FEW_STEPS, arguments, assert_same_weights
 

@@ -15,7 +15,7 @@ from speechbrain_rev.inference import SpeakerEmbedder, export_run
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import plan
-from speechbrain_rev.planner.profile import VARIABLE
+from speechbrain_rev.planner.saved_profiles import VARIABLE
 from tests.run_folders import TINY, speech_like, write_audio, write_finished_run
 
 COMMAND = Path(sys.prefix, "bin", "speechbrain-rev")

@@ -8,7 +8,7 @@ import time
 import pytest
 from matplotlib.figure import Figure
 
-from speechbrain_rev.planner.profile import VARIABLE
+from speechbrain_rev.planner.saved_profiles import VARIABLE
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from speechbrain_rev.catalog.table import MODES
 from speechbrain_rev.hparams.knobs import KNOBS
 from speechbrain_rev.modes import Mode, as_mode
-from speechbrain_rev.planner.profile import VARIABLE
+from speechbrain_rev.planner.saved_profiles import VARIABLE
 from speechbrain_rev.plots.style import MODE_COLOURS
 
 #: A mode that moves what a block saves to the host, as a maintainer would add it.

@@ -13,8 +13,8 @@ from speechbrain_rev.compression import (
     compress_activations,
 )
 from speechbrain_rev.planner import Infeasible, Step, memory, plan, profiling, step_of
+from speechbrain_rev.planner.compression_probe import CompressionProbe
 from speechbrain_rev.planner.network import as_network
-from speechbrain_rev.planner.profiling import CompressionProbe
 from speechbrain_rev.reversible import Mode
 from tests.unit.planner.networks import (
     SCALARS,

@@ -25,7 +25,7 @@ from speechbrain_rev.lobes.checkpointer import CHANNELS
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.planner import Infeasible, Plan, plan
 from speechbrain_rev.planner.plan import Choice
-from speechbrain_rev.planner.profile import VARIABLE
+from speechbrain_rev.planner.saved_profiles import VARIABLE
 from speechbrain_rev.training import give_modes
 
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,6 @@ from speechbrain_rev.planner import (
     profiling,
 )
 from speechbrain_rev.planner.memory import SHARE
-from speechbrain_rev.planner.profiling import stored_bytes
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.training.recipe_step import TrainingStep
 
@@ -139,7 +138,7 @@ def test_times_of_as_many_as_fit_are_scaled_to_the_batch(monkeypatch, own_profil
     # No more than suffice are timed, where they fit.
     assert (step.timed_batch, ran) == (4, [4])
     with step.training():
-        peak = stored_bytes(step.at(2), step.shallow().to("meta"))
+        peak = step.at(2).stored_bytes(step.shallow().to("meta"))
     monkeypatch.setattr(memory, "available_ram_bytes", lambda: peak * 1.01 / SHARE)
     monkeypatch.setenv("SPEECHBRAIN_REV_PROFILES", f"{own_profiles} again")
     few = profile(step)
