@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -35,7 +36,14 @@ from speechbrain_rev.planner.profile import (
     facts,
 )
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
-from speechbrain_rev.planner.step import Channels, NoStep, Step, Trial, step_of
+from speechbrain_rev.planner.step import (
+    Channels,
+    NoStep,
+    Step,
+    Trial,
+    a_level_down,
+    step_of,
+)
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.sizes import (
     enough_text,
@@ -58,6 +66,9 @@ _NEARER = 0.98
 
 # By what part of the budget the next plan takes less if memory ran out.
 _LESS = 0.1
+
+# What part of the time of storing every block is no noise of a clock.
+_FASTER = 0.02
 
 #: The budget of a plan, and what of it a step does not have, in its ``about``.
 SHARES = "memory_budget_bytes", "staying_bytes", "reserved_bytes"
@@ -262,12 +273,17 @@ class Plan:
             f"{staying}{aside}"
         )
 
+    @property
+    def slowdown(self) -> float:
+        """Predicted time over that of storing every block; NaN where that is not known."""
+        stored = float(self.about.get("stored_seconds", 0.0))
+        return self.seconds / stored if stored else math.nan
+
     def time_text(self) -> str:
         """Put in words how long a step takes; nothing where no one knows it stored."""
-        stored = float(self.about.get("stored_seconds", 0.0))
-        if not stored:
+        if math.isnan(self.slowdown):
             return ""
-        return f"; {self.seconds / stored:.2f} times the time of storing every block"
+        return f"; {self.slowdown:.2f} times the time of storing every block"
 
     def error_text(self) -> str:
         """Put in words by how much gradients differ; nothing of a lossless plan."""
@@ -360,7 +376,9 @@ def plan(
         size, as "800MB" (2**20 bytes each) or "2GiB".
     blocks : str or sequence of str
         Names of submodules, or patterns of them. Empty for an encoder of ours, reversible
-        chains, and to find what another network repeats (``repeated_blocks``).
+        chains, and to find what another network repeats (``repeated_blocks``). If blocks
+        that were found do not fit, or some recompute, blocks within them are tried too,
+        and taken if they fit or are faster.
     loss : callable or None
         Makes the loss of what the module returns; None for a sum of squares.
     measure : bool
@@ -464,7 +482,16 @@ def plan_step(
             chosen = choose(profiler, left)
             planned = _run(profiler, chosen, left)
         except Infeasible as error:
-            raise refusal(profiler, budget, error.needed_bytes) from None
+            finer = None
+            if step.searched and left > 0:
+                finer = _planned_a_level_down(step, budget, max_gradient_error)
+            if isinstance(finer, Plan):
+                return finer
+            refused = refusal(profiler, budget, error.needed_bytes)
+            if finer is not None and finer.needed_bytes < refused.needed_bytes:
+                refused = finer
+            raise refused from None
+        del profiler  # Its copy of the network takes memory.
     profile, fixed = chosen.profile, step.fixed_bytes(step.batch)
     stored = dict.fromkeys(planned.modes, Mode.STORE)
     more: dict[str, float] = {"stored_bytes": profile.peak_bytes(stored)}
@@ -473,7 +500,31 @@ def plan_step(
     about = {name: str(value) for name, value in more.items()}
     if fixed or step.is_card:
         about |= shares(budget, fixed, left)
-    return planned.with_about(**about)
+    planned = planned.with_about(**about)
+    if step.searched and any(
+        Mode(mode).alone is Mode.RECOMPUTE for mode in planned.modes.values()
+    ):
+        finer = _planned_a_level_down(step, budget, max_gradient_error)
+        if isinstance(finer, Plan) and finer.slowdown < planned.slowdown - _FASTER:
+            return finer
+    return planned
+
+
+def _planned_a_level_down(
+    step: Step, budget_bytes: int, limit: float | None
+) -> Plan | Infeasible | None:
+    """Plan for the blocks within those that were found; None if they cannot be planned."""
+    with warnings.catch_warnings():
+        # Nobody named these blocks, and what concerns the step was reported of the others.
+        warnings.simplefilter("ignore")
+        try:
+            if (finer := a_level_down(step)) is not None:
+                return plan_step(finer, budget_bytes, max_gradient_error=limit)
+        except Infeasible as refused:
+            return refused
+        except ValueError:  # as of a block that returns no tensor
+            pass
+    return None
 
 
 def shares(budget_bytes: int, staying_bytes: int, left_bytes: int) -> dict[str, str]:

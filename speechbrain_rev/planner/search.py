@@ -2,7 +2,8 @@
 
 Deep networks repeat a block: ``encoder.layers.0``, ``encoder.layers.1`` and so on. These are
 found by their classes, and what runs beside them is taken as a block of its own. A step then
-shows which of them run once and one after the other.
+shows which of them run once and one after the other. Blocks may be made of blocks: a layer of
+attention and feed-forward part, a dense block of layers. These are a level down.
 """
 
 from __future__ import annotations
@@ -69,6 +70,45 @@ def _blocks_of(module: nn.Module, prefix: str) -> Iterator[str]:
             yield from _blocks_of(child, f"{name}.")
         elif _is_block(child):
             yield name
+
+
+def finer_blocks(module: nn.Module, names: Sequence[str]) -> list[str]:
+    """Name the blocks within blocks, a level down.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Any network.
+    names : sequence of str
+        Of its blocks.
+
+    Returns
+    -------
+    list of str
+        In the place of each block those that it is made of; itself if these are fewer
+        than two.
+
+    Examples
+    --------
+    >>> part = lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    >>> layer = nn.ModuleDict({"attention": part(), "norm": nn.LayerNorm(4), "ff": part()})
+    >>> finer_blocks(nn.ModuleList([layer, part()]), ["0", "1"])
+    ['0.attention', '0.ff', '1']
+    """
+    finer: list[str] = []
+    for name in names:
+        within = [*_blocks_within(module.get_submodule(name), f"{name}.")]
+        finer += within if len(within) > 1 else [name]
+    return finer
+
+
+def _blocks_within(module: nn.Module, prefix: str) -> Iterator[str]:
+    """List blocks of a module; containers that are not called are opened."""
+    for name, child in module.named_children():
+        if _is_block(child):
+            yield f"{prefix}{name}"
+        elif not _is_called(child):
+            yield from _blocks_within(child, f"{prefix}{name}.")
 
 
 def _repeats(module: nn.Module) -> bool:

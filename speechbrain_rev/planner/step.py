@@ -32,7 +32,7 @@ from speechbrain_rev.planner.network import (
     own_batch,
     tensors_of,
 )
-from speechbrain_rev.planner.search import in_turn, repeated_blocks
+from speechbrain_rev.planner.search import finer_blocks, in_turn, repeated_blocks
 from speechbrain_rev.planner.trace import Run
 from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.norm import BatchNorm
@@ -121,6 +121,8 @@ class Step:
     verify : {"first", "raise", "warn"} or None
         Of these blocks, as for ``recompute_blocks``. Unless it is "warn" or None, a trial
         that finds a difference raises, whatever kernels may do.
+    searched : bool
+        Whether the blocks were found: a plan may take those a level down.
     precision : {"fp32", "bf16", "fp16"}
         Of the autocast that it runs under; fp32 leaves it as it is.
     fixed_bytes : callable
@@ -160,6 +162,7 @@ class Step:
     samples: str = "the example batch"
     blocks: tuple[str, ...] = ()
     verify: Verify | None = "first"
+    searched: bool = False
     precision: str = "fp32"
     fixed_bytes: Callable[[int], int] = field(default=lambda batch: 0)
     is_card: bool = False
@@ -531,7 +534,13 @@ def with_blocks(
                 trial = named.trial()
                 names, others = in_turn(trial.module, names, trial.run)
         reasons |= others
-    return replace(step, blocks=tuple(names)), reasons
+    return replace(step, blocks=tuple(names), searched=not patterns), reasons
+
+
+def a_level_down(step: Step) -> Step | None:
+    """Make the same step of the blocks within its blocks; None if there are none."""
+    names = finer_blocks(step.module, step.blocks)
+    return None if names == [*step.blocks] else with_blocks(step, names)[0]
 
 
 def _rows(x: Any, count: int) -> Any:

@@ -5,6 +5,8 @@ from .mutant import Source, Tests
 PROFILING_TESTS = Tests("tests/unit/planner/test_profiling.py")
 PLAN_TESTS = Tests("tests/unit/planner/test_plan.py")
 STEP_TESTS = Tests("tests/unit/planner/test_step.py")
+BUDGET_TESTS = Tests("tests/unit/training/test_memory_budget.py")
+SEARCH_TESTS = Tests("tests/unit/planner/test_search.py")
 TRACE_TESTS = Tests("tests/unit/planner/test_trace.py")
 PLAN_CODE = Source("speechbrain_rev/planner/plan.py")
 PROFILE_CODE = Source("speechbrain_rev/planner/profile.py")
@@ -50,6 +52,24 @@ PLANNER = [
         "if not kept_its_input(blocks[name])",
         "if True",
         PLAN_TESTS("not_follow"),
+    ),
+    PLAN_CODE(
+        "planner: blocks within blocks are planned for nothing",
+        "finer.slowdown < planned.slowdown - _FASTER",
+        "finer.slowdown < planned.slowdown",
+        SEARCH_TESTS("hardly_faster"),
+    ),
+    PLAN_CODE(
+        "planner: blocks within blocks are not planned where the outer ones do not fit",
+        "if step.searched and left > 0:",
+        "if False:",
+        SEARCH_TESTS("fit_where"),
+    ),
+    STEP_CODE(
+        "planner: blocks that the user named are opened",
+        "searched=not patterns",
+        "searched=True",
+        BUDGET_TESTS("outer_ones_do_not_fit"),
     ),
     TRACE_CODE(
         "planner: what a caller still has by name is held to the backward pass",

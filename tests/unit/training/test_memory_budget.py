@@ -1,6 +1,7 @@
 """Recipes of SpeechBrain within a memory budget: what they train, keep and refuse."""
 
 import functools
+import itertools
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from speechbrain.utils.train_logger import FileTrainLogger
 from torch.utils.checkpoint import checkpoint
 
 from speechbrain_rev.optim import build_optimizer
-from speechbrain_rev.planner import repeated_blocks
+from speechbrain_rev.planner import Infeasible, repeated_blocks
 from speechbrain_rev.planner.memory import live_bytes_peak, storage_bytes
 from speechbrain_rev.reversible.comparison import RecomputeWarning
 from speechbrain_rev.reversible.wrapping import recompute_blocks, recomputes
@@ -35,6 +36,7 @@ from speechbrain_rev.training.memory_budget import (
     shapes_of,
 )
 from tests.corpus import write_noise
+from tests.unit.planner.test_search import Stack
 from tests.unit.training.brains import (
     RECIPES,
     SpeakerBrain,
@@ -84,7 +86,7 @@ def test_two_lines_change_memory_and_nothing_else(name):
     budget = fixed + int(SHARES[name] * peak)
     brain = trained(brain_of(name, MemoryBudget, memory_budget=budget), *batches)
     assert all(torch.equal(v, expected[k]) for k, v in state_of(brain).items())
-    modes = set(brain.memory_plan.modes.values())
+    modes = {*brain.memory_plan.modes.values()} - {"join"}
     assert modes == (set() if name == "xvector" else {"store", "recompute"})
     brain.modules.train()
     for parameter in brain.modules.parameters():
@@ -444,7 +446,7 @@ def test_what_an_earlier_plan_made_recompute_is_a_block_of_the_next():
     short, long = batch_of(seconds=0.5), batch_of(seconds=0.6)
     plain = trained(make(), short, long)
     budget = BrainStep(plain).fixed_bytes() + taken_by(plain)
-    brain = make(MemoryBudget, memory_budget=budget)
+    brain = make(MemoryBudget, memory_budget=budget, memory_blocks="model.?")
     plans = [trained(brain, batch).memory_plan for batch in (short, long)]
     assert all("recompute" in plan.modes.values() for plan in plans)
     assert [*plans[0].modes] == [*plans[1].modes]
@@ -529,7 +531,7 @@ def test_blocks_with_weights_together_are_planned_and_train_alike(precision, bud
         return type("Tied", (*bases, Plain), {})(
             {"model": tied()},
             lambda p: torch.optim.SGD(p, 0.1),
-            {"memory_budget": budget},
+            {"memory_budget": budget, "memory_blocks": "model.?"},
             {"device": "cpu", "precision": precision},
         )
 
@@ -540,6 +542,28 @@ def test_blocks_with_weights_together_are_planned_and_train_alike(precision, bud
     modes = planned.memory_plan.modes
     assert list(modes) == [f"model.{i}" for i in range(6)]
     assert {"store", "recompute"} <= set(modes.values())
+
+
+def test_blocks_within_blocks_are_planned_where_the_outer_ones_do_not_fit():
+    def brain(*bases, **hparams):
+        torch.manual_seed(0)
+        return type("Stacked", (*bases, Plain), {})(
+            {"model": torch.nn.Sequential(Stack(), Stack())},
+            lambda p: torch.optim.SGD(p, 0.1),
+            {"memory_budget": "0.6MB", **hparams},
+            {"device": "cpu"},
+        )
+
+    batch = torch.randn(256, 16)
+    with pytest.raises(Infeasible):
+        trained(brain(MemoryBudget, memory_blocks=["model.?"]), batch)
+    planned = trained(brain(MemoryBudget), batch)
+    places = itertools.product(range(2), range(4))
+    assert list(planned.memory_plan.modes) == [
+        f"model.{i}.parts.{j}" for i, j in places
+    ]
+    expected = state_of(trained(brain(), batch))
+    assert all(torch.equal(v, expected[k]) for k, v in state_of(planned).items())
 
 
 @pytest.mark.parametrize(
