@@ -17,6 +17,7 @@ from torch._subclasses import fake_tensor
 from torch.nn.modules import batchnorm as _batchnorm
 from torch.nn.modules import module as _modules
 from torch.nn.modules.utils import _pair
+from torch.nn.utils import parametrize
 from torch.utils import _python_dispatch, _pytree
 from torch.utils.data import dataloader as _dataloader
 
@@ -72,6 +73,11 @@ def is_fake(x: Tensor) -> bool:
     return isinstance(x, fake_tensor.FakeTensor)
 
 
+def is_wrapper(x: Tensor) -> bool:
+    """Whether a tensor is of a subclass that has others in place of values."""
+    return _python_dispatch.is_traceable_wrapper_subclass(x)
+
+
 def dispatch_mode() -> Any:
     """Give the innermost dispatch mode; None if there is none."""
     return _python_dispatch._get_current_dispatch_mode()
@@ -120,6 +126,32 @@ def hooks_of_all_modules() -> tuple[bool, bool]:
         bool(_modules._global_forward_hooks or _modules._global_forward_pre_hooks),
         bool(_modules._global_backward_hooks or _modules._global_backward_pre_hooks),
     )
+
+
+def lists_of_weights(module: nn.Module) -> dict[str, Any]:
+    """Give the lists that a recurrent layer has of its weights, by their attribute."""
+    names = "_flat_weights", "_flat_weight_refs"
+    return {name: vars(module)[name] for name in names if name in vars(module)}
+
+
+def pose_as(alias: Tensor, p: Tensor) -> None:
+    """Give an alias the attributes of a parameter, and let isinstance take it for one."""
+    vars(alias).update(vars(p), _is_param=isinstance(p, nn.Parameter))
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FullyShardedDataParallel has taken a module's parameters."""
+    return bool(vars(module).get("_is_fsdp_managed_module"))
+
+
+def parametrized_weights_are_kept() -> bool:
+    """Whether ``parametrize.cached()`` is in force."""
+    return bool(parametrize._cache_enabled)
+
+
+def function_of(ctx: Any) -> Any:
+    """Give the autograd function that a context is of."""
+    return getattr(ctx, "_forward_cls", None)
 
 
 def is_compiled(module: nn.Module) -> bool:

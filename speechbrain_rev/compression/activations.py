@@ -43,6 +43,7 @@ from speechbrain_rev.compression.layers import (
     names_of_layers,
 )
 from speechbrain_rev.torch_private import (
+    function_of,
     has_storage,
     in_backward,
     set_version,
@@ -613,7 +614,7 @@ def _keep_what_it_saves(original: Callable[..., None]) -> Callable[..., None]:
 
     def save_for_backward(ctx: Any, *tensors: Tensor | None) -> None:
         original(ctx, *tensors)
-        function = getattr(ctx, "_forward_cls", None)
+        function = function_of(ctx)
         if not _passes.under_way or getattr(function, "saves_layer_input", False):
             return
         # Autograd records no function under no_grad: it keeps nothing, and has no

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 CHECKSUMS = SUMS
 #: Files of a checkpoint with its epoch and its step, as SpeechBrain writes them.
 COUNTER, BRAIN = f"counter{PARAMFILE_EXT}", f"brain{PARAMFILE_EXT}"
-#: What a checkpointer calls the channels at a time, and the compiler beside them.
+#: What a checkpointer calls the channels at a time, and the memory format beside them.
 CHANNELS = "channels"
 # When a disk is full, torch's writer raises a RuntimeError with one of these words.
 _TORCH_CANNOT_WRITE = ("inline_container", "iostream", "PytorchStreamWriter")
@@ -500,7 +500,7 @@ def _unfinished(path: Path) -> Path:
 
 @register_checkpoint_hooks
 class KeptArithmetic:
-    """Channels at a time, memory format and compiler of an encoder, saved with checkpoints.
+    """Channels at a time and memory format of an encoder, saved with checkpoints.
 
     They decide in which order numbers are added up and how they are rounded. A run must
     be resumed with those that it began with.
@@ -529,7 +529,7 @@ class KeptArithmetic:
         self._encoder = encoder
 
     def restore(self, checkpointer: Checkpointer, *, chosen: bool) -> bool:
-        """Give the encoder the channels of the newest checkpoint; compare the compiler.
+        """Give the encoder the channels of the newest checkpoint; compare the memory format.
 
         Parameters
         ----------

@@ -43,7 +43,7 @@ from speechbrain_rev.modes import (
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.flags import Flags, cudnn_flags
 from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_end
-from speechbrain_rev.reversible.monitor import Verify, check_verify
+from speechbrain_rev.reversible.monitor import Checks, Verify
 from speechbrain_rev.reversible.norm import BatchNorm, updated_together
 from speechbrain_rev.reversible.recompute import trains
 from speechbrain_rev.reversible.streams import Streams, as_format
@@ -156,8 +156,8 @@ class SpeakerEncoder(nn.Module):
         check_switch("cudnn_deterministic", cudnn_deterministic)
         self.cudnn_benchmark = cudnn_benchmark
         self.cudnn_deterministic = cudnn_deterministic
-        check_verify(verify)
-        self.verify = verify
+        #: Of what is recomputed outside of chains.
+        self.checks = Checks(verify, verify_every)
         parts = parts_of(
             name,
             n_mels=n_mels,
@@ -285,6 +285,8 @@ class SpeakerEncoder(nn.Module):
             modes = self._modes_for_all(as_mode(mode), names, reversible)
         modes = {name: modes.get(name) or self._modes[name] for name in names}
         self._check_joins(modes)
+        if modes != self._modes:
+            self.checks.restart()
         self._modes = modes
         for name, chain in self._chains().items():
             chain.set_mode(
@@ -507,7 +509,7 @@ class _EngineRunner(Runner):
 
     def __init__(self, encoder: SpeakerEncoder, masks: list[Tensor | None]) -> None:
         super().__init__(masks)
-        self.modes, self.verify = encoder._modes, encoder.verify
+        self.modes, self.checks = encoder._modes, encoder.checks.begin()
         self.channels = unit_channels(encoder.channels, encoder.geometry)
         self.channels_last = encoder.memory_format == "channels_last"
 
@@ -525,7 +527,8 @@ class _EngineRunner(Runner):
                 sizes,
                 recomputes=mode.spec.runs_twice,
                 joins=mode.spec.joins,
-                verify=self.verify,
+                checks=self.checks,
+                name=name,
             )
         if self.channels_last:
             # A view already, but where torch has no kernel of this layout.

@@ -38,15 +38,16 @@ from speechbrain_rev.reversible.convolution import (
 )
 from speechbrain_rev.reversible.flags import Flags
 from speechbrain_rev.reversible.hooks import has_hooks
-from speechbrain_rev.reversible.monitor import Verify
+from speechbrain_rev.reversible.monitor import Checks
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.recompute import (
+    named,
     recompute_call,
     recompute_each,
     trains,
 )
 from speechbrain_rev.reversible.streams import Streams, join
-from speechbrain_rev.torch_private import tree_flatten, tree_unflatten
+from speechbrain_rev.torch_private import is_compiled, tree_flatten, tree_unflatten
 
 
 def can_be_split(module: nn.Module) -> bool:
@@ -68,7 +69,7 @@ def can_be_split(module: nn.Module) -> bool:
 
 
 def _is_known(layer: nn.Module) -> bool:
-    if "forward" in vars(layer) or layer._compiled_call_impl is not None:
+    if "forward" in vars(layer) or is_compiled(layer):
         return False
     kind = type(layer)
     # The class itself, not one that was made from it and kept its name.
@@ -386,7 +387,8 @@ def run_unit(
     *,
     recomputes: bool,
     joins: bool = False,
-    verify: Verify | None = "first",
+    checks: Checks | None = None,
+    name: str | None = None,
 ) -> Tensor:
     """Run a unit, in training on some channels at a time.
 
@@ -405,8 +407,10 @@ def run_unit(
     joins : bool
         Whether it is so together with the unit before it, where it works on all channels
         at once.
-    verify : {"first", "raise", "warn"} or None
-        What follows where it computes something else then.
+    checks : Checks or None
+        Of the encoder's step, by which it is compared what it computes then.
+    name : str or None
+        The unit's in its encoder.
 
     Returns
     -------
@@ -425,7 +429,7 @@ def run_unit(
         if recomputes:
             again = recompute_call(
                 unit, unit, (masks, x), {},
-                joins=joins, shares_casts=False, verify=verify,
+                joins=joins, shares_casts=False, checks=checks, name=name,
             )  # fmt: skip
             return cast(Tensor, again)
         return cast(Tensor, unit(masks, x))
@@ -438,16 +442,21 @@ def run_unit(
         # By the kernels that computing again would take, as chains store.
         with Flags.now({x.device})():
             return unit.in_pieces(stored_each, channels, masks, x)
+    each: CallEach = functools.partial(
+        recompute_each, checks=checks, name=named(unit, name)
+    )
     if unit.is_one_layer() and isinstance(x, Tensor):
-        return unit.in_pieces(_recomputed_alone, channels, masks, x)
-    pieces = functools.partial(unit.in_pieces, recompute_each, channels)
+        alone = functools.partial(_recomputed_alone, each)
+        return unit.in_pieces(alone, channels, masks, x)
+    pieces = functools.partial(unit.in_pieces, each, channels)
     again = recompute_call(
-        pieces, unit, (masks, x), {}, shares_casts=False, verify=verify
+        pieces, unit, (masks, x), {}, shares_casts=False, checks=checks, name=name
     )
     return cast(Tensor, again)
 
 
 def _recomputed_alone(
+    each: CallEach,
     modules: Sequence[nn.Module],
     arguments: Sequence[tuple[Any, ...]],
     *,
@@ -455,7 +464,7 @@ def _recomputed_alone(
     **options: Any,
 ) -> Tensor:
     """Recompute modules of a unit that is not recomputed itself."""
-    return recompute_each(modules, arguments, **options)
+    return each(modules, arguments, **options)
 
 
 def _reading(unit: nn.Module, streams: Streams, channels: int | None) -> Reading:

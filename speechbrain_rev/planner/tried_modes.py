@@ -120,7 +120,7 @@ def tried_modes(
         By block those of its modes that it can really have. One that writes into its
         input, uses tensors with gradients that it was not given, or has a ``forward`` of
         its own, for instance, cannot recompute. One whose input is not just what the
-        block before it returned cannot join.
+        block before it returned, both times, cannot join.
 
     Warns
     -----
@@ -131,10 +131,13 @@ def tried_modes(
     allowed = dict(network.allowed_modes())
     able = [n for n, own in allowed.items() if {Mode.STORE, Mode.RECOMPUTE} <= {*own}]
 
-    def failure(names: Sequence[str]) -> Exception | None:
+    def failure(names: Sequence[str], joins: Sequence[str] = ()) -> Exception | None:
+        modes = dict.fromkeys(names, Mode.RECOMPUTE) | dict.fromkeys(joins, Mode.JOIN)
         try:
-            network.set_mode(stored | dict.fromkeys(names, Mode.RECOMPUTE))
-            run()
+            network.set_mode(stored | modes)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", JoinWarning)
+                run()
         except (RuntimeError, ValueError) as error:
             if is_out_of_memory(error):
                 raise
@@ -155,12 +158,11 @@ def tried_modes(
         again = [name for name in able if name not in once]
         may_join = getattr(network, "may_join", ())
         joins = [n for n in again if n in may_join or Mode.JOIN in allowed[n]]
-        chosen = dict.fromkeys(again, Mode.RECOMPUTE) | dict.fromkeys(joins, Mode.JOIN)
-        if joins:
-            network.set_mode(stored | chosen)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", JoinWarning)
-                run()
+        if joins and failure(again, joins) is not None:
+            # What a block makes of the one before it, run again, is not what it was.
+            joins = [name for name in joins if failure(again, [name]) is None]
+            if failure(again, joins) is not None:
+                joins = []
     blocks = network.named_blocks()
     joined = [name for name in joins if not kept_its_input(blocks[name])]
     own = {n: tuple(m for m in allowed[n] if m is not Mode.JOIN) for n in allowed}

@@ -16,7 +16,7 @@ from speechbrain_rev.compression.activations import ActivationCompression
 from speechbrain_rev.modes import Mode, as_mode, is_lossless
 from speechbrain_rev.reversible.flags import Flags
 from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_end
-from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
+from speechbrain_rev.reversible.monitor import Checks, Monitor, StreamNotes, Verify
 from speechbrain_rev.reversible.norm import updated_together
 from speechbrain_rev.reversible.recompute import (
     recompute_call,
@@ -148,7 +148,10 @@ class ReversibleChain(nn.Module):
                 f"{len(modes)} modes were given for {len(self.blocks)} blocks; "
                 "give one mode, or one for each block."
             )
-        self.modes = [as_mode(m) for m in modes]
+        chosen = [as_mode(m) for m in modes]
+        if chosen != getattr(self, "modes", chosen):
+            self.monitor.restart()
+        self.modes = chosen
 
     def check_streams(self) -> None:
         """Wait for the device and report what was noted about the streams up to now.
@@ -311,13 +314,20 @@ class ReversibleChain(nn.Module):
             else:
                 call: _Call = _stored
                 if mode.spec.runs_twice:
-                    call = functools.partial(_recomputed, verify=self.monitor.verify)
+                    call = functools.partial(_recomputed, checks=self.monitor.checks)
                 for i, block in enumerate(blocks, here[0][0]):
-                    rows = notes.row(1 + 2 * i), notes.row(2 + 2 * i)
+                    halves = 1 + 2 * i, 2 + 2 * i
                     notify(block, Moment.FORWARD_BEGINS)
                     with mode.spec.around():
                         streams = _couple(
-                            block, streams, mask, call, shared, self.chunk, rows
+                            block,
+                            streams,
+                            mask,
+                            call,
+                            shared,
+                            self.chunk,
+                            notes,
+                            halves,
                         )
                     notify_end(block, streams.second.tangent)
         return streams
@@ -395,12 +405,14 @@ def _mode_of(place: tuple[int, tuple[Mode, nn.Module]]) -> Mode:
 _Call = Callable[..., Any]
 
 
-def _stored(f: nn.Module, *inputs: Any) -> Any:
+def _stored(f: nn.Module, *inputs: Any, name: str) -> Any:
     return f(*inputs)
 
 
-def _recomputed(f: nn.Module, *inputs: Any, verify: Verify | None) -> Any:
-    return recompute_call(f, f, inputs, {}, shares_casts=False, verify=verify)
+def _recomputed(f: nn.Module, *inputs: Any, checks: Checks, name: str) -> Any:
+    return recompute_call(
+        f, f, inputs, {}, shares_casts=False, checks=checks, name=name
+    )
 
 
 def _couple(
@@ -410,18 +422,20 @@ def _couple(
     call: _Call,
     shared: set[int],
     chunk: int | None,
-    rows: tuple[Tensor | None, Tensor | None],
+    notes: StreamNotes,
+    halves: tuple[int, int],
 ) -> Streams:
     """Run one coupling with autograd's storage, or keeping F's and G's inputs only."""
     first, second, format, validity = streams
+    of_f, of_g = (functools.partial(call, name=notes.place(i)) for i in halves)
     pieces = pieces_of(block.f, chunk)
     for piece, x in zip(pieces, _read_for(pieces, second, format), strict=True):
-        f, second = _residual(piece, x, second, mask, call, shared)
-        first = add(first, f, format, rows[0])
+        f, second = _residual(piece, x, second, mask, of_f, shared)
+        first = add(first, f, format, notes.row(halves[0]))
     pieces = pieces_of(block.g, chunk)
     for piece, x in zip(pieces, _read_for(pieces, first, format), strict=True):
-        g, first = _residual(piece, x, first, mask, call, shared)
-        second = add(second, g, format, rows[1])
+        g, first = _residual(piece, x, first, mask, of_g, shared)
+        second = add(second, g, format, notes.row(halves[1]))
     return Streams(first, second, format, validity)
 
 
@@ -443,7 +457,7 @@ def _residual(
     x: Tensor,
     stream: Stream,
     mask: Tensor | None,
-    call: _Call,
+    call: functools.partial[Any],
     shared: set[int],
 ) -> tuple[Tensor, Stream]:
     """Compute a residual of what was read of a stream; give the stream as it goes on."""
@@ -451,7 +465,7 @@ def _residual(
         if adds_to_stream(f):
             y, tangent = call(f, x, mask, stream.tangent)
             stream = stream._replace(tangent=tangent)
-        elif call is not _stored:
+        elif call.func is not _stored:
             y = call(f, *arguments(x, mask))
         else:
             return residual(f, x, mask), stream

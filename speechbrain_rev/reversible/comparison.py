@@ -8,24 +8,21 @@ gradient, and agree with one.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from speechbrain_rev.reversible.monitor import (
+    Checks,
     Verify,
     checksum,
     has_values,
     kernels_may_differ,
-    to_host,
     warn_of_difference,
 )
-from speechbrain_rev.torch_private import dispatch_mode
-
-#: Calls of a module from one comparison to the next, once its first step is over.
-EVERY = 100
+from speechbrain_rev.torch_private import dispatch_mode, is_wrapper
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -34,25 +31,31 @@ class RecomputeWarning(UserWarning):
     """A recomputed block computed something else in its second run than in its first."""
 
 
+#: The axes of a tensor in the order that was read, and the checksum of its bits.
+Fingerprint = tuple[tuple[int, ...], Tensor]
+
+
 @torch.no_grad()
-def fingerprint(x: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
+def fingerprint(x: Tensor, order: tuple[int, ...] | None = None) -> Fingerprint | None:
     """Sum up the bits of a tensor, see ``checksum``.
 
     Parameters
     ----------
     x : torch.Tensor
         Any.
+    order : tuple of int or None
+        The axes in the order to be read; None for that in which they lie in memory.
 
     Returns
     -------
     order : tuple of int
-        The axes as they lie in memory.
+        The axes in the order that was read.
     checksum : torch.Tensor, [], int64
         Of its bits in that order.
     None
-        Where values are not compared: of tensors that have none, or one value for all, and
-        of uint8, which workspaces of oneDNN and cuDNN have. These differ between runs that
-        are alike.
+        Where values are not compared: of tensors that have none, or one value for all, as
+        the tangent of a stream, and of uint8, which workspaces of oneDNN and cuDNN have.
+        These differ between runs that are alike.
 
     Examples
     --------
@@ -62,26 +65,23 @@ def fingerprint(x: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
     False
     """
     if (
-        type(x) not in (Tensor, nn.Parameter)
-        or x.layout is not torch.strided
+        x.layout is not torch.strided
+        or is_wrapper(x)
         or x.dtype == torch.uint8
         or not has_values(x)
         or not x.numel()
+        or (x.numel() > 1 and not any(x.stride()))
     ):
         return None
-    if x.numel() > 1 and not any(x.stride()):
-        return None  # one value that stands for all, as of a stream's tangent
-    x = x.detach().resolve_conj().resolve_neg()
+    x = x.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
     for axis, stride in enumerate(x.stride()):
         if stride == 0:
             x = x.narrow(axis, 0, 1)
-    strides = [s if n > 1 else 0 for s, n in zip(x.stride(), x.shape, strict=True)]
-    order = tuple(sorted(range(x.dim()), key=lambda axis: -strides[axis]))
-    in_order = x.permute(order)
-    if not in_order.is_contiguous():
-        in_order, order = x.contiguous(), tuple(range(x.dim()))
-    bits = in_order.view(-1).view(_INTEGERS[min(8, x.dtype.itemsize)])
-    return order, checksum([bits])[0]
+    if order is None:
+        strides = [s if n > 1 else 0 for s, n in zip(x.stride(), x.shape, strict=True)]
+        order = tuple(sorted(range(x.dim()), key=lambda axis: -strides[axis]))
+    bits = x.permute(order).contiguous().view(-1)
+    return order, checksum([bits.view(_INTEGERS[min(8, x.dtype.itemsize)])])[0]
 
 
 def in_words(name: str, how: str) -> str:
@@ -96,18 +96,23 @@ def in_words(name: str, how: str) -> str:
     )
 
 
-class _Calls:
-    """How often a module was called, and a verdict that is under way."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        #: Whether a backward pass of its first step is over.
-        self.is_settled = False
-        self.under_way: tuple[Tensor, Any, Comparison] | None = None
+#: Of each module that was recomputed by itself.
+_checks: weakref.WeakKeyDictionary[nn.Module, Checks] = weakref.WeakKeyDictionary()
 
 
-#: Of each module that was recomputed.
-_calls: weakref.WeakKeyDictionary[nn.Module, _Calls] = weakref.WeakKeyDictionary()
+def checks_of(
+    module: nn.Module, verify: Verify | None = "first", every: int = 100
+) -> Checks:
+    """Give the checks of a module, of which each call is a step."""
+    checks = _checks.get(module)
+    if checks is None or (checks.verify, checks.every) != (verify, every):
+        checks = _checks[module] = Checks(verify, every)
+    return checks
+
+
+def forget_checks(module: nn.Module) -> None:
+    """Let the next call of a module be a first one, as after a change of its mode."""
+    _checks.pop(module, None)
 
 
 class Comparison:
@@ -115,20 +120,24 @@ class Comparison:
 
     Parameters
     ----------
-    calls : _Calls
-        Of the module.
-    verify : {"first", "raise", "warn"}
-        What follows.
+    checks : Checks
+        Whose step it is.
     name : str
         What messages call the module.
     """
 
-    def __init__(self, calls: _Calls, verify: Verify, name: str) -> None:
-        self._calls, self._verify, self._name = calls, verify, name
-        self._first: list[tuple[tuple[int, ...], Tensor] | None] = []
+    def __init__(self, checks: Checks, name: str) -> None:
+        self._checks, self._name = checks, name
+        self._is_first = not checks.is_settled
+        self._first: list[Fingerprint | None] = []
         self._shapes: list[str] = []
         self._differ: dict[int, Tensor] = {}
         self._may_differ = False
+
+    @property
+    def count(self) -> int:
+        """How many tensors were saved so far."""
+        return len(self._first)
 
     def note(self, x: Tensor) -> None:
         """Take what an operation of the first run saves."""
@@ -138,8 +147,9 @@ class Comparison:
     def note_again(self, place: int, x: Tensor) -> None:
         """Compare what an operation of the second run saves."""
         self._may_differ = kernels_may_differ(x.device)
-        before, now = self._first[place], fingerprint(x)
-        if before is not None and now is not None and before[0] == now[0]:
+        before = self._first[place]
+        now = None if before is None else fingerprint(x, before[0])
+        if before is not None and now is not None:
             self._differ[place] = before[1] != now[1]
 
     def judge(self) -> None:
@@ -151,19 +161,18 @@ class Comparison:
             If the second run differs, by ``verify`` and step.
         """
         if self._differ:
-            places, self._places = [*self._differ.values()], [*self._differ]
-            verdict = torch.stack([each.to(places[0].device) for each in places])
+            places, differ = [*self._differ], [*self._differ.values()]
+            verdict = torch.stack([each.to(differ[0].device) for each in differ])
             self._differ = {}
-            if self._calls.is_settled and verdict.is_cuda:
-                self._calls.under_way = *to_host(verdict), self
+            report = functools.partial(self._report, places)
+            if self._is_first or not verdict.is_cuda:
+                report(verdict.cpu())
             else:
-                self._report(verdict.cpu(), self._calls.is_settled)
-        self._calls.is_settled = True
+                self._checks.report_later(verdict, report)
+        self._checks.settle()
 
-    def _report(self, verdict: Tensor, is_later: bool) -> None:
-        differing = [
-            p for p, d in zip(self._places, verdict.tolist(), strict=True) if d
-        ]
+    def _report(self, places: list[int], verdict: Tensor) -> None:
+        differing = [p for p, d in zip(places, verdict.tolist(), strict=True) if d]
         if not differing:
             return
         place = differing[0]
@@ -172,29 +181,16 @@ class Comparison:
             f"what operation {place + 1} saves for its gradient, {self._shapes[place]}, "
             "has other values",
         )
-        raises_first = self._verify == "first" and not self._may_differ
-        if self._verify == "raise" or (raises_first and not is_later):
+        verify = self._checks.verify
+        raises_first = verify == "first" and not self._may_differ
+        if verify == "raise" or (raises_first and self._is_first):
             raise RuntimeError(message)
         warn_of_difference(message, RecomputeWarning, stacklevel=2)
 
 
-def begin_comparison(
-    module: nn.Module, verify: Verify | None, name: str
-) -> Comparison | None:
-    """Open the comparison of a call, if it is its turn; report an earlier verdict.
-
-    All calls are compared up to the end of the module's first backward pass, then every
-    hundredth one.
-    """
+def begin_comparison(checks: Checks | None, name: str) -> Comparison | None:
+    """Open the comparison of a call, if its step is compared."""
     # A dispatch mode counts bytes or operations, of which these are no part.
-    if verify is None or dispatch_mode() is not None:
+    if checks is None or not checks.is_due or dispatch_mode() is not None:
         return None
-    calls = _calls.setdefault(module, _Calls())
-    if calls.under_way is not None:
-        verdict, arrival, comparison = calls.under_way
-        if arrival is None or arrival.query():
-            calls.under_way = None
-            comparison._report(verdict, True)
-    calls.count += 1
-    is_due = not calls.is_settled or calls.count % EVERY == 0
-    return Comparison(calls, verify, name) if is_due else None
+    return Comparison(checks, name)

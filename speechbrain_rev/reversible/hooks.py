@@ -28,7 +28,7 @@ from speechbrain_rev.reversible.replay import (
     places_of,
 )
 from speechbrain_rev.reversible.state import may_have_state, modules_of, version_of
-from speechbrain_rev.torch_private import hooks_of_all_modules
+from speechbrain_rev.torch_private import hooks_of_all_modules, pose_as
 
 
 class Moment(enum.Enum):
@@ -227,7 +227,7 @@ class Sources:
     """
 
     def __init__(self, module: nn.Module, place: str) -> None:
-        self._module = module
+        self._module: nn.Module | None = module
         self._name = f"{place} ({type(module).__name__})"
         self._nodes: list[weakref.ref[Node]] = []
         self._input: weakref.ref[Node] | None = None
@@ -263,15 +263,14 @@ class Sources:
             held.append(Held(self._name, x.detach()))
             return held[-1]
 
+        assert self._module is not None
         modules = modules_of(self._module)
         places = [(modules[i], n, p) for (i, n), p in places_of(self._module)]
         try:
             for owner, name, p in places:
                 if p.requires_grad and id(p) not in own:
                     own[id(p)] = self.of(p, p)
-                    vars(own[id(p)]).update(
-                        vars(p), _is_param=isinstance(p, nn.Parameter)
-                    )
+                    pose_as(own[id(p)], p)
                 stand_in = own.get(id(p), p)
                 owner._parameters[name] = stand_in  # type: ignore[assignment]
             own.clear()
@@ -304,9 +303,10 @@ class Sources:
     def is_input_kept(self) -> bool:
         """Whether somebody keeps what is made of the input, once the run is over."""
         alive = [node for node in self._nodes if node() is not None]
-        if alive:
-            earlier = [n for n in _alive.get(self._module, ()) if n() is not None]
-            _alive[self._module] = [*earlier, alive[0]]
+        module, self._module = self._module, None  # which may keep the graph
+        if alive and module is not None:
+            earlier = [n for n in _alive.get(module, ()) if n() is not None]
+            _alive[module] = [*earlier, alive[0]]
         return self._input is not None and self._input() is not None
 
 

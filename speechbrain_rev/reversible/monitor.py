@@ -16,7 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from speechbrain_rev.torch_private import is_fake
+from speechbrain_rev.torch_private import (
+    at_the_end_of_backward,
+    in_backward,
+    is_fake,
+)
 
 #: What follows where a second run differs: "first" raises in a first step and warns later.
 Verify = Literal["first", "raise", "warn"]
@@ -29,7 +33,7 @@ _REMEDY = (
     "function does not compute the same twice. Look for operations that are not "
     "deterministic (torch.use_deterministic_algorithms(True) names them), for random "
     "numbers that are not torch's, and for hooks that change weights between forward "
-    "and backward. Until then train with mode='recompute' or 'store'."
+    "and backward. Until then train with mode='store', or with verify='warn'."
 )
 
 
@@ -91,8 +95,10 @@ def checksum(values: Sequence[Tensor]) -> Tensor:
     Returns
     -------
     torch.Tensor, [len(values)], int64
-        Different for values that differ in one place. Weights are fixed and as good as
-        random: other errors, such as cancel in a plain sum, cancel here by chance only.
+        Different for values that differ in one place. What leaves the sum of each row and
+        of each column as it was is not seen: as much more in two corners of a rectangle as
+        less in the two others. Weights are fixed and as good as random: other errors, such
+        as cancel in a plain sum, cancel here by chance only.
 
     Examples
     --------
@@ -122,6 +128,77 @@ def _sum_of(value: Tensor) -> Tensor:
     return sums.mul_(weights.mul_(_SPREAD).bitwise_or_(1)).sum()
 
 
+class Checks:
+    """Which steps are compared, and verdicts that have not arrived yet.
+
+    A step is a pass through a chain or an encoder, or a call of another module. All are
+    compared until a backward pass of one has ended, then every so many-th.
+
+    Parameters
+    ----------
+    verify : {"first", "raise", "warn"} or None
+        What follows where a second run differs; None compares nothing.
+    every : int
+        Steps from one comparison to the next.
+
+    Raises
+    ------
+    ValueError
+        If verify or every is something else.
+    """
+
+    def __init__(self, verify: Verify | None = "first", every: int = 100) -> None:
+        check_verify(verify)
+        if type(every) is not int or every < 1:
+            raise ValueError(
+                f"verify_every is {every!r}; it must be a whole number of forward "
+                "passes, at least 1."
+            )
+        self.verify, self.every = verify, every
+        #: Whether the step that has begun is compared.
+        self.is_due = False
+        #: Whether the first step is over.
+        self.is_settled = False
+        self._count = 0
+        self._under_way: list[tuple[Tensor, Any, Callable[[Tensor], None]]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Let copies and pickles begin anew."""
+        return vars(Checks(self.verify, self.every))
+
+    def restart(self) -> None:
+        """Forget all steps: the next one is a first one, as after a change of mode."""
+        vars(self).update(self.__getstate__())
+
+    def begin(self) -> Checks:
+        """Begin a step, once what has arrived of earlier ones was reported."""
+        under_way, self._under_way = self._under_way, []
+        for each in under_way:
+            verdict, arrival, report = each
+            if arrival is None or arrival.query():
+                report(verdict)
+            else:
+                self._under_way.append(each)
+        is_turn = not self.is_settled or self._count % self.every == 0
+        self.is_due = self.verify is not None and is_turn
+        self._count += 1
+        return self
+
+    def report_later(self, verdict: Tensor, report: Callable[[Tensor], None]) -> None:
+        """Report a verdict at a later step, when it has arrived on the host."""
+        self._under_way.append((*to_host(verdict), report))
+
+    def settle(self) -> None:
+        """Let the first step be over when the backward pass under way is."""
+        if in_backward():
+            at_the_end_of_backward(self._settle)
+        else:
+            self._settle()
+
+    def _settle(self) -> None:
+        self.is_settled = True
+
+
 @dataclass(frozen=True)
 class StreamNotes:
     """What one pass through a chain notes on the device.
@@ -137,12 +214,15 @@ class StreamNotes:
         What messages call the chain.
     differs : callable or None
         In a first step, in which each block is compared: reports one, by its place.
+    checks : Checks or None
+        Whose first step is over with the backward pass of this one.
     """
 
     largest: Tensor | None = None
     mismatches: Tensor | None = None
     chain: str = "the chain"
     differs: Callable[[int], None] | None = None
+    checks: Checks | None = None
 
     def place(self, row: int) -> str:
         """Say which residual function a row is of."""
@@ -174,23 +254,27 @@ class Monitor:
     """
 
     def __init__(self, verify: Verify | None = "first", every: int = 100) -> None:
-        check_verify(verify)
-        if type(every) is not int or every < 1:
-            raise ValueError(
-                f"verify_every is {every!r}; it must be a whole number of forward "
-                "passes, at least 1."
-            )
-        self.verify, self.every = verify, every
+        #: Of the chain's streams, and of its blocks that are recomputed.
+        self.checks = Checks(verify, every)
         #: What messages call the chain.
         self.name = "the chain"
         #: That of the chain before, whose NaN this one need not report again.
         self.before: Monitor | None = None
-        self._steps = 0
         self._largest: Tensor | None = None
         self._mismatches: Tensor | None = None
         self._under_way: tuple[Tensor, Any] | None = None
         self._seen = 0.0
         self._reported: set[str] = set()
+
+    @property
+    def verify(self) -> Verify | None:
+        """What follows where a second run differs."""
+        return self.checks.verify
+
+    @property
+    def every(self) -> int:
+        """Forward passes in training from one comparison to the next."""
+        return self.checks.every
 
     def __getstate__(self) -> dict[str, Any]:
         """Let copies and pickles start without notes, which belong to a device."""
@@ -224,22 +308,20 @@ class Monitor:
         StreamError
             If an earlier step was not reconstructed, under ``verify="raise"``.
         """
+        checks = self.checks.begin()
         if math.isinf(limit):
             return StreamNotes(chain=self.name)
         largest = self._largest
         if largest is None or len(largest) != rows or largest.device != device:
             self._open(rows, limit, device)
         self.report(limit, wait=False)
-        due = self.verify is not None and self._steps % self.every == 0
         magnitudes = torch.zeros(rows, 2, dtype=torch.float32, device=device)
         differs = None
-        if due and self._steps == 0 and has_values(magnitudes):
+        if checks.is_due and not checks.is_settled and has_values(magnitudes):
             warns = self.verify == "first" and kernels_may_differ(device)
             differs = partial(self._report_block, self.verify != "warn" and not warns)
-        self._steps += 1
-        return StreamNotes(
-            magnitudes, self._mismatches if due else None, self.name, differs
-        )
+        mismatches = self._mismatches if checks.is_due else None
+        return StreamNotes(magnitudes, mismatches, self.name, differs, checks)
 
     def _report_block(self, raises: bool, block: int) -> None:
         self._report_difference(raises, f"In block {block} of {self.name}: {_REMEDY}")

@@ -36,10 +36,11 @@ from speechbrain_rev.kernels.fixed_point import format_of
 from speechbrain_rev.reversible.comparison import (
     Comparison,
     begin_comparison,
+    checks_of,
     in_words,
 )
 from speechbrain_rev.reversible.hooks import Held, report_hooks
-from speechbrain_rev.reversible.monitor import Verify, check_verify
+from speechbrain_rev.reversible.monitor import Checks, Verify
 from speechbrain_rev.reversible.replay import (
     Place,
     RunRecord,
@@ -64,6 +65,8 @@ from speechbrain_rev.reversible.state import (
 from speechbrain_rev.reversible.streams import tangent_of
 from speechbrain_rev.torch_private import (
     graph_is_kept,
+    is_sharded,
+    parametrized_weights_are_kept,
     storage_key,
     tree_flatten,
     tree_leaves,
@@ -221,6 +224,8 @@ class Recompute(nn.Module):
     verify : {"first", "raise", "warn"} or None
         What follows where the second run saves other values for the gradient than the
         first, see ``recompute_blocks``.
+    verify_every : int
+        Calls from one comparison to the next, after the first step.
 
     Examples
     --------
@@ -229,10 +234,16 @@ class Recompute(nn.Module):
     torch.Size([2, 8])
     """
 
-    def __init__(self, module: nn.Module, *, verify: Verify | None = "first") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        verify: Verify | None = "first",
+        verify_every: int = 100,
+    ) -> None:
         super().__init__()
-        check_verify(verify)
-        self.module, self.verify = module, verify
+        self.module = module
+        self.checks = Checks(verify, verify_every)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Run the module.
@@ -248,8 +259,9 @@ class Recompute(nn.Module):
             What the module returns.
         """
         if trains(self):
+            checks = self.checks.begin()
             return recompute_call(
-                self.module, self.module, inputs, keywords, verify=self.verify
+                self.module, self.module, inputs, keywords, checks=checks
             )
         return self.module(*inputs, **keywords)
 
@@ -291,7 +303,10 @@ def recompute(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
         If the module wrote into its input, cannot run again, or computed something else
         in its second run.
     """
-    return recompute_call(module, module, inputs, keywords, shares_casts=False)
+    checks = checks_of(module).begin()
+    return recompute_call(
+        module, module, inputs, keywords, shares_casts=False, checks=checks
+    )
 
 
 def recompute_call(
@@ -302,7 +317,8 @@ def recompute_call(
     *,
     joins: bool = False,
     shares_casts: bool = True,
-    verify: Verify | None = "first",
+    checks: Checks | None = None,
+    name: str | None = None,
 ) -> Any:
     """Recompute a function of a module, as ``recompute`` does a module of ours.
 
@@ -320,8 +336,10 @@ def recompute_call(
     shares_casts : bool
         Whether autocast casts its weights as in plain torch: once for all who use them,
         who add up its gradient in half precision. In chains each use has its own cast.
-    verify : {"first", "raise", "warn"} or None
-        What follows where the second run differs.
+    checks : Checks or None
+        Of the step that has begun; None to compare nothing.
+    name : str or None
+        Where the module is, for messages.
 
     Returns
     -------
@@ -334,13 +352,13 @@ def recompute_call(
         eager = torch.compiler.disable(recompute_call)
         return eager(
             function, owner, inputs, keywords,
-            joins=joins, shares_casts=shares_casts, verify=verify,
+            joins=joins, shares_casts=shares_casts, checks=checks, name=name,
         )  # fmt: skip
     modules = modules_of(owner)
     refuse_what_cannot_run_again(modules)
     report_hooks(modules, "A module is recomputed", within=function is not owner)
-    run = _Run(function, owner, inputs, keywords, joins)
-    return run.first(modules, shares_casts, verify)
+    run = _Run(function, owner, inputs, keywords, joins, name)
+    return run.first(modules, shares_casts, checks)
 
 
 def refuse_what_cannot_run_again(modules: Sequence[nn.Module]) -> None:
@@ -365,8 +383,7 @@ def refuse_what_cannot_run_again(modules: Sequence[nn.Module]) -> None:
             f"{type(modules[0]).__name__} has parameters that its first forward pass makes. "
             "Use it once in evaluation before it trains."
         )
-    sharded = any(vars(m).get("_is_fsdp_managed_module") for m in modules)
-    if sharded or any(hasattr(p, "device_mesh") for p in special):
+    if any(map(is_sharded, modules)) or any(hasattr(p, "device_mesh") for p in special):
         raise RuntimeError(
             "Reversible and recomputed blocks cannot run a second time on parameters "
             "sharded by FSDP. Use DistributedDataParallel, or mode='store'."
@@ -376,7 +393,9 @@ def refuse_what_cannot_run_again(modules: Sequence[nn.Module]) -> None:
             "A scripted module cannot run a second time on other leaves. Use the "
             "module before torch.jit.script, or mode='store'."
         )
-    if parametrize._cache_enabled and any(map(parametrize.is_parametrized, modules)):
+    if parametrized_weights_are_kept() and any(
+        map(parametrize.is_parametrized, modules)
+    ):
         raise RuntimeError(
             "Inside parametrize.cached() the second run would get weights without a "
             "graph. Leave the context, or use mode='store'."
@@ -428,6 +447,12 @@ class _ThatFar(BaseException):
     """Ends a run that is needed for what was saved up to here."""
 
 
+def named(module: nn.Module, name: str | None) -> str:
+    """Call a module by its class, and by where it is if that is known."""
+    kind = type(module).__name__
+    return kind if name is None else f"{name} ({kind})"
+
+
 def _in_words(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> str:
     return f"{list(shape)} {dtype} {device}"
 
@@ -459,6 +484,7 @@ class _Run:
         inputs: tuple[Any, ...],
         keywords: dict[str, Any],
         joins: bool,
+        name: str | None,
     ) -> None:
         self._function, self._owner, self._joins = function, owner, joins
         #: The run that makes inputs which are not kept, and their places there.
@@ -467,7 +493,7 @@ class _Run:
         #: What it made and returned, by place, and versions of that.
         self._returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         #: What messages call the module.
-        self.name = type(owner).__name__
+        self.name = named(owner, name)
         self._given = inputs, keywords
         self._saved: list[weakref.ref[_SavedAgain]] = []
         #: Whether the first run holds what it saves.
@@ -483,7 +509,7 @@ class _Run:
         self,
         modules: Sequence[nn.Module],
         shares_casts: bool,
-        verify: Verify | None,
+        checks: Checks | None,
     ) -> Any:
         """Run the module; what its operations save is dropped at once."""
         (inputs, keywords), owner = self._given, self._owner
@@ -498,7 +524,7 @@ class _Run:
         del self._given
         self._tensors, self._versions = tensors, [*map(version_of, tensors)]
         self._join(tensors)
-        self._comparison = begin_comparison(owner, verify, self.name)
+        self._comparison = begin_comparison(checks, self.name)
         runs = [self]
 
         def save(x: Tensor) -> _SavedAgain:
@@ -668,8 +694,8 @@ class _Run:
             place: own[i] for place, i in zip(self._places, of_parameters, strict=True)
         }
         inputs = [
-            own[i] if i in own else x.detach().requires_grad_(x.requires_grad)
-            for i, x in zip(of_inputs, kept, strict=False)
+            own[i] if i in own else x.detach().requires_grad_(needs_grad)
+            for i, x, needs_grad in zip(of_inputs, kept, self._need_grad, strict=False)
         ]
         leaves_again = (
             inputs[x] if is_tensor else x
@@ -738,6 +764,8 @@ def recompute_each(
     channels: int,
     reuse: Collection[int] = (),
     last: bool = False,
+    checks: Checks | None = None,
+    name: str = "",
 ) -> Tensor:
     """Recompute modules whose outputs are parts of one tensor, the last one first.
 
@@ -754,6 +782,10 @@ def recompute_each(
         their storage takes their gradients.
     last : bool
         Whether an outer module returns the result as it is, and needs its graph alone.
+    checks : Checks or None
+        Of the step that has begun; None to compare nothing.
+    name : str
+        What messages call the modules.
 
     Returns
     -------
@@ -762,8 +794,13 @@ def recompute_each(
     """
     if torch.compiler.is_compiling() and torch.is_grad_enabled():
         eager = torch.compiler.disable(recompute_each)
-        options = {"channels": channels, "reuse": reuse, "last": last}
-        return cast(Tensor, eager(modules, arguments, **options))
+        return cast(
+            Tensor,
+            eager(
+                modules, arguments, channels=channels, reuse=reuse, last=last,
+                checks=checks, name=name,
+            ),
+        )  # fmt: skip
     for module in modules:
         refuse_what_cannot_run_again(modules_of(module))
     calls = [
@@ -782,7 +819,10 @@ def recompute_each(
         call.places = [None if x is None else order[id(x)] for x in call.given]
         call.given = ()  # autograd holds them from here on
     del inputs
-    whole = _RecomputeEach.apply(calls, parameters, joins, reuse, len(order), *tensors)
+    comparison = begin_comparison(checks, name)
+    whole = _RecomputeEach.apply(
+        calls, parameters, joins, reuse, comparison, len(order), *tensors
+    )
     return cast(Tensor, whole)
 
 
@@ -800,6 +840,8 @@ class _Call:
         self.module, self.given = module, given
         self.places: list[int | None] = []
         self.channels = 0
+        #: Of what is compared, the place of the first tensor that its operations save.
+        self.begins = 0
 
 
 class _RecomputeEach(torch.autograd.Function):
@@ -810,12 +852,14 @@ class _RecomputeEach(torch.autograd.Function):
         parameters: Parameters,
         joins: _Joins,
         reuse: Collection[int],
+        comparison: Comparison | None,
         n_inputs: int,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.calls, ctx.parameters, ctx.n_inputs = calls, parameters, n_inputs
-        ctx.needs_grad, ctx.reuse = ctx.needs_input_grad[5 : 5 + n_inputs], reuse
+        ctx.needs_grad, ctx.reuse = ctx.needs_input_grad[6 : 6 + n_inputs], reuse
+        ctx.comparison = comparison
         ctx.recordings = []
         whole = _joined(_first_runs(ctx, tensors), joins)
         ctx.save_for_backward(*tensors)
@@ -839,7 +883,8 @@ class _RecomputeEach(torch.autograd.Function):
                 else saved[place].detach().requires_grad_(ctx.needs_grad[place])
                 for place in call.places
             ]  # fmt: skip
-            y = second_run(call.module, recording, gradients.leaves(run), *leaves)
+            with _compared_again(ctx.comparison, call):
+                y = second_run(call.module, recording, gradients.leaves(run), *leaves)
             root = Root(y, of_y)
             del y, of_y  # what follows needs its graph only
             wanted = {
@@ -861,17 +906,65 @@ class _RecomputeEach(torch.autograd.Function):
                     sums[place] = total.add_(own) if owned[place] else total + own
                     owned[place] = True
             del slopes, own, total  # gradients that were added up
-        return None, None, None, None, None, *sums, *gradients.values
+        if ctx.comparison is not None:
+            ctx.comparison.judge()
+        return None, None, None, None, None, None, *sums, *gradients.values
 
 
 def _first_runs(ctx: Any, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Run the modules without a graph and give what each returns."""
     for call in ctx.calls:
         given = [None if place is None else tensors[place] for place in call.places]
-        y, recording = first_run(call.module, *given)
+        if ctx.comparison is None:
+            y, recording = first_run(call.module, *given)
+        else:
+            y, recording = _noted_run(ctx, call, given)
         ctx.recordings.append(recording)
         call.channels = y.shape[1]
         yield y.detach()
+
+
+def _noted_run(
+    ctx: Any, call: _Call, given: Sequence[Tensor | None]
+) -> tuple[Tensor, RunRecord]:
+    """Run a module with a graph, to note what its operations save, and drop the graph."""
+    comparison: Comparison = ctx.comparison
+    leaves = [
+        None if x is None or place is None
+        else x.detach().requires_grad_(ctx.needs_grad[place])
+        for x, place in zip(given, call.places, strict=True)
+    ]  # fmt: skip
+    call.begins = comparison.count
+    modules = modules_of(call.module)
+    with (
+        recorded(modules, leaves) as recording,
+        torch.enable_grad(),
+        saved_tensors_hooks(comparison.note, _not_needed),
+    ):
+        y = call.module(*leaves)
+    return y.detach(), recording
+
+
+def _not_needed(_: object) -> Tensor:
+    raise RuntimeError("A graph that was built to be compared has no backward pass.")
+
+
+@contextlib.contextmanager
+def _compared_again(comparison: Comparison | None, call: _Call) -> Iterator[None]:
+    """Compare what operations save for a while with what they saved in a first run."""
+    if comparison is None:
+        yield
+        return
+    place = call.begins
+
+    def save(x: Tensor) -> Held:
+        nonlocal place
+        comparison.note_again(place, x)
+        place += 1
+        return Held(type(call.module).__name__, x.detach())
+
+    with saved_tensors_hooks(save, lambda held: held.get()):
+        yield
 
 
 def _joined(parts: Iterable[Tensor], joins: _Joins) -> Tensor:

@@ -37,7 +37,12 @@ from speechbrain_rev.reversible.state import (
     modules_of,
     version_of,
 )
-from speechbrain_rev.torch_private import in_transform, tree_leaves
+from speechbrain_rev.torch_private import (
+    in_transform,
+    lists_of_weights,
+    pose_as,
+    tree_leaves,
+)
 
 
 @dataclass(frozen=True)
@@ -580,12 +585,7 @@ def shared_by(modules: Iterable[nn.Module]) -> set[int]:
 @contextlib.contextmanager
 def own_lists_of_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Put back what recurrent layers list as their weights, who look at each run."""
-    names = "_flat_weights", "_flat_weight_refs"
-    weights = [
-        (m, {n: vars(m)[n] for n in names if n in vars(m)})
-        for m in modules
-        if isinstance(m, nn.RNNBase)
-    ]
+    weights = [(m, lists_of_weights(m)) for m in modules if isinstance(m, nn.RNNBase)]
     try:
         yield
     finally:
@@ -619,7 +619,7 @@ def stored_run(module: nn.Module, x: Tensor, shared: set[int]) -> Iterator[None]
         for owner, name, p in places:
             if id(p) not in aliases:
                 aliases[id(p)] = alias = p.view_as(p)
-                vars(alias).update(vars(p), _is_param=isinstance(p, nn.Parameter))
+                pose_as(alias, p)
             owner._parameters[name] = aliases[id(p)]  # type: ignore[assignment]
         lists = own_lists_of_weights([owner for owner, _, _ in places])
         with Autocast.now(devices)(), Flags.now(devices)(), lists:

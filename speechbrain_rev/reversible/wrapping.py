@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -18,7 +19,8 @@ import torch
 from torch import nn
 
 from speechbrain_rev.modes import Mode
-from speechbrain_rev.reversible.monitor import Verify, check_verify
+from speechbrain_rev.reversible.comparison import checks_of, forget_checks
+from speechbrain_rev.reversible.monitor import Checks, Verify
 from speechbrain_rev.reversible.recompute import (
     Recompute,
     recompute_call,
@@ -31,8 +33,15 @@ Network = TypeVar("Network", bound=nn.Module)
 _SHOWN = 20
 
 
+#: Names of blocks that were chosen, for messages.
+_names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+
 def recompute_blocks(
-    network: Network, *names: str, verify: Verify | None = "first"
+    network: Network,
+    *names: str,
+    verify: Verify | None = "first",
+    verify_every: int = 100,
 ) -> Network:
     """Make submodules compute their activations again instead of storing them.
 
@@ -52,9 +61,11 @@ def recompute_blocks(
         (``nn.ModuleList``) do not match.
     verify : {"first", "raise", "warn"} or None
         What follows where the second run of a block saves other values for its gradients
-        than the first. "first" raises in the block's first step and warns in later ones,
-        of which every hundredth call is compared; "raise" and "warn" hold for all; None
+        than the first. "first" raises in the block's first step, up to the end of its first
+        backward pass, and warns in later ones; "raise" and "warn" hold for all; None
         compares nothing.
+    verify_every : int
+        Calls from one comparison to the next, after the first step.
 
     Returns
     -------
@@ -100,8 +111,7 @@ def recompute_blocks(
     >>> isinstance(network[0], nn.Sequential), network(torch.randn(2, 4)).shape
     (True, torch.Size([2, 4]))
     """
-    check_verify(verify)
-    give_mode(network, Mode.RECOMPUTE, *names, verify=verify)
+    give_mode(network, Mode.RECOMPUTE, *names, verify=verify, verify_every=verify_every)
     return network
 
 
@@ -143,6 +153,7 @@ def give_mode(
     mode: Mode,
     *names: str,
     verify: Verify | None = "first",
+    verify_every: int = 100,
 ) -> None:
     """Give submodules a mode that needs no inverse.
 
@@ -154,7 +165,7 @@ def give_mode(
         For all of them, instead of the mode that each has.
     *names : str
         Names or patterns, as for ``recompute_blocks``.
-    verify : {"first", "raise", "warn"} or None
+    verify, verify_every
         Of blocks that run twice, as for ``recompute_blocks``.
 
     Raises
@@ -169,18 +180,22 @@ def give_mode(
     >>> [mode_of(block).value for block in network]
     ['store', 'recompute']
     """
+    checked = Checks(verify, verify_every)  # refuses others
     chosen = chosen_blocks(network, names)
     if mode.spec.runs_twice:
         for name, module in chosen.items():
             refusal = mode_refusal(name, module)
             if refusal is not None:
                 raise ValueError(refusal)
-    for module in chosen.values():
+    how = mode, checked.verify, checked.every
+    for name, module in chosen.items():
         # One that is in two places, or was chosen before, has its mode by now.
-        if mode_of(module) is not mode or getattr(module, "_verify", verify) != verify:
+        if mode_of(module) is not mode or getattr(module, "_how", how) != how:
             _store(module)
+            forget_checks(module)
+            _names[module] = name
             if mode.spec.runs_twice:
-                module.__class__ = _recomputed(type(module), mode, verify)
+                module.__class__ = _recomputed(type(module), *how)
             elif mode is not Mode.STORE:
                 module.forward = _Around(module, mode)
 
@@ -191,7 +206,7 @@ def mode_of(module: nn.Module) -> Mode:
     if isinstance(own, _Around):
         return own.mode
     if isinstance(module, _Recomputed):
-        return module._mode
+        return module._how[0]
     return Mode.RECOMPUTE if recomputes(module) else Mode.STORE
 
 
@@ -294,12 +309,12 @@ class _Recomputed(nn.Module):
 
     #: The class that a module had before.
     _stored: type[nn.Module]
-    _mode: Mode
-    _verify: Verify | None
+    #: Its mode, ``verify`` and ``verify_every``.
+    _how: tuple[Mode, Verify | None, int]
 
     def _get_name(self) -> str:
         """Show in the printed network what is recomputed."""
-        return f"{self._mode.value.capitalize()}[{type(self).__name__}]"
+        return f"{self._how[0].value.capitalize()}[{type(self).__name__}]"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Name the class that can be imported, for copies and pickles."""
@@ -307,20 +322,17 @@ class _Recomputed(nn.Module):
         if reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return reduced  # the class has its own way
         _, (_, *arguments), *state = reduced
-        make = functools.partial(_new, mode=self._mode, verify=self._verify)
+        make = functools.partial(_new, how=self._how)
         return (make, (self._stored, *arguments), *state)
 
 
 def _recomputed(
-    stored: type[nn.Module], mode: Mode, verify: Verify | None
+    stored: type[nn.Module], mode: Mode, verify: Verify | None, every: int
 ) -> type[nn.Module]:
     """Give the subclass of a class that recomputes; it has the same name."""
     for cls in stored.__subclasses__():
         own = vars(cls)
-        if own.get("_stored") is stored and (own["_mode"], own["_verify"]) == (
-            mode,
-            verify,
-        ):
+        if own.get("_stored") is stored and own["_how"] == (mode, verify, every):
             return cls
 
     @functools.wraps(stored.forward)
@@ -328,9 +340,11 @@ def _recomputed(
         if trains(self):
             # Without the hooks on the block, which are around both runs.
             own = functools.partial(stored.forward, self)
+            checks = checks_of(self, verify, every).begin()
             return recompute_call(
-                own, self, inputs, keywords, joins=mode.spec.joins, verify=verify
-            )
+                own, self, inputs, keywords,
+                joins=mode.spec.joins, checks=checks, name=_names.get(self),
+            )  # fmt: skip
         return stored.forward(self, *inputs, **keywords)
 
     return type(
@@ -339,8 +353,7 @@ def _recomputed(
         {
             "forward": forward,
             "_stored": stored,
-            "_mode": mode,
-            "_verify": verify,
+            "_how": (mode, verify, every),
             "__doc__": stored.__doc__,
             "__module__": stored.__module__,
             "__qualname__": stored.__qualname__,
@@ -351,10 +364,9 @@ def _recomputed(
 def _new(
     stored: type[nn.Module],
     *arguments: Any,
-    mode: Mode = Mode.RECOMPUTE,
-    verify: Verify | None = "first",
+    how: tuple[Mode, Verify | None, int],
 ) -> nn.Module:
     """Make an empty module that recomputes, which a copy or a pickle then fills."""
-    cls = _recomputed(stored, mode, verify)
+    cls = _recomputed(stored, *how)
     module: nn.Module = cls.__new__(cls, *arguments)
     return module

@@ -39,7 +39,7 @@ def give_modes(brain: sb.Brain, folder: Path) -> None:
 
     The plan is kept in the run's folder. A run that goes on without either setting takes
     it again. ``mode`` overrides both. A run that goes on does so with the channels at a
-    time and the compiler that it began with, whatever gives the modes.
+    time and the memory format that it began with, whatever gives the modes.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def give_modes(brain: sb.Brain, folder: Path) -> None:
     ------
     ValueError
         If nothing fits the budget, the plan is for another step, GPU or chunk, an error is
-        limited and there is no budget, or the run began with another chunk or compiler.
+        limited and there is no budget, or the run began with another chunk or memory format.
     """
     knobs = brain.hparams
     if knobs.max_gradient_error is not None and knobs.memory_budget is None:

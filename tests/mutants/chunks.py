@@ -127,8 +127,8 @@ CHUNKS = [
     ),
     LAYERS_CODE(
         "7: within a recomputed encoder the stem returns nothing",
-        "    return recompute_each(modules, arguments, **options)",
-        "    return recompute_each(modules, arguments, last=last, **options)",
+        "    return each(modules, arguments, **options)",
+        "    return each(modules, arguments, last=last, **options)",
         TESTS("a_recomputed_encoder"),
     ),
     RECOMPUTE_CODE(

@@ -20,6 +20,7 @@ NORM_CODE = Source("speechbrain_rev/reversible/norm.py")
 ENCODER_CODE = Source("speechbrain_rev/lobes/encoder.py")
 MONITOR_CODE = Source("speechbrain_rev/reversible/monitor.py")
 STATE_CODE = Source("speechbrain_rev/reversible/state.py")
+WRAPPING_CODE = Source("speechbrain_rev/reversible/wrapping.py")
 COMPARISON_CODE = Source("speechbrain_rev/reversible/comparison.py")
 WRAPPING_TESTS = Tests("tests/unit/reversible/test_wrapping.py")
 STATE_TESTS = Tests("tests/unit/reversible/test_state.py")
@@ -66,7 +67,7 @@ ENGINE = [
     ),
     CHAIN_CODE(
         "6: recomputation stores",
-        "call = functools.partial(_recomputed, verify=self.monitor.verify)",
+        "call = functools.partial(_recomputed, checks=self.monitor.checks)",
         "pass",
         CHAIN("two_streams_of_each_block"),
     ),
@@ -347,9 +348,51 @@ ENGINE = [
         "    mean = (values * kept).sum(_REDUCED).detach() / some\n",
         ENCODER("second_derivative and revnet57"),
     ),
+    MONITOR_CODE(
+        "11: the first call whose backward pass comes ends the first step",
+        "            at_the_end_of_backward(self._settle)",
+        "            self._settle()",
+        RECOMPUTE("all_calls_before"),
+    ),
+    MONITOR_CODE(
+        "11: a verdict that has not arrived is lost",
+        "                self._under_way.append(each)",
+        "                pass",
+        MONITOR("none_is_lost"),
+    ),
+    CHAIN_CODE(
+        "11: another mode is no first step of a chain",
+        "            self.monitor.restart()",
+        "            pass",
+        MONITOR("comes_again"),
+    ),
+    WRAPPING_CODE(
+        "11: another mode is no first step of a block",
+        "            forget_checks(module)",
+        "            pass",
+        RECOMPUTE("change_of_mode"),
+    ),
+    COMPARISON_CODE(
+        "11: a call of the first step is a later one once another has ended it",
+        "self._is_first = not checks.is_settled",
+        "self._is_first = False",
+        RECOMPUTE("first_step"),
+    ),
+    COMPARISON_CODE(
+        "11: another layout hides other values",
+        "fingerprint(x, before[0])",
+        "fingerprint(x)",
+        RECOMPUTE("another_layout"),
+    ),
+    RECOMPUTE_CODE(
+        "11: what is recomputed in pieces is not compared",
+        "    comparison = begin_comparison(checks, name)",
+        "    comparison = None",
+        ENCODER("in_pieces_is"),
+    ),
     RECOMPUTE_CODE(
         "11: sharded parameters are accepted",
-        "    if sharded or any(hasattr(",
+        "    if any(map(is_sharded, modules)) or any(hasattr(",
         "    if False and any(hasattr(",
         CHAIN("cannot_be_trained and sharded"),
     ),

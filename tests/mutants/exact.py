@@ -59,9 +59,9 @@ EXACT = [
     ),
     MONITOR_CODE(
         "4: no step is due for a look",
-        "self._steps % self.every == 0",
-        "self._steps % self.every == 1",
-        MONITOR_TESTS("raises_where_asked"),
+        "self._count % self.every == 0",
+        "self._count % self.every == 1",
+        MONITOR_TESTS("every_so_many"),
     ),
     FLAGS_CODE(
         "4: the user's benchmark mode stays on",

@@ -1,6 +1,7 @@
 """What is asked of torch beyond its public names: that it is there, and in one module."""
 
 import ast
+import inspect
 
 import pytest
 import torch
@@ -9,24 +10,53 @@ from torch import nn
 from speechbrain_rev import torch_private
 from tests.unit.test_public_names import PACKAGE
 
+#: Attributes of tensors, modules and contexts that torch does not promise, as names or texts.
+ATTRIBUTES = {
+    "_cdata", "_compiled_call_impl", "_flat_weights", "_flat_weight_refs",
+    "_forward_cls", "_is_fsdp_managed_module", "_is_param",
+}  # fmt: skip
+
 
 def private_names(tree):
-    """List private names of torch that a module imports, or reads of torch or a tensor."""
+    """List private names of torch that a module imports, reads or writes as a text."""
+    imported = {"torch"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
             path = node.module.split(".")
             if any(part.startswith("_") for part in path):
                 yield node.module
             yield from (a.name for a in node.names if a.name.startswith("_"))
+            imported |= {a.asname or a.name for a in node.names}
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                path = each.name.split(".")
+                if path[0] == "torch" and any(p.startswith("_") for p in path):
+                    yield each.name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in ATTRIBUTES:
+            yield node.value
         if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
             chain = ast.unparse(node)
             if node.attr.startswith("__"):
                 continue
-            if node.attr == "_cdata" or (
-                chain.startswith("torch.")
+            if node.attr in ATTRIBUTES or (
+                chain.partition(".")[0] in imported
                 and not chain.startswith(("torch._foreach", "torch.ops."))
             ):
                 yield chain
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "layer._compiled_call_impl", "vars(m).get('_is_fsdp_managed_module')",
+        "from torch.nn.utils import parametrize\nparametrize._cache_enabled",
+        "from torch import _C", "import torch._C", "import torch._dynamo as dynamo",
+        "from torch.autograd import graph\ngraph._name", "torch._C._name",
+    ],
+)  # fmt: skip
+def test_private_names_are_found(code):
+    assert list(private_names(ast.parse(code)))
 
 
 def test_private_names_of_torch_stand_in_one_module():
@@ -137,3 +167,83 @@ def test_what_was_given_to_the_compiler_is_known():
     assert [*map(torch_private.is_compiled, (plain, in_place, forward, wrapped))] == [
         False, True, True, True,
     ]  # fmt: skip
+
+
+def test_a_number_is_made_a_pair():
+    assert torch_private.pair(3) == (3, 3)
+    assert torch_private.pair((1, 2)) == (1, 2)
+
+
+def test_tracing_is_known():
+    seen = []
+    x = torch.ones(2)
+    torch.jit.trace(lambda x: seen.append(torch_private.is_tracing()) or x + 1, x)
+    assert seen[0]
+    assert not torch_private.is_tracing()
+
+
+def test_a_function_is_called_at_the_end_of_a_backward_pass():
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    y = x.sin()
+    y.register_hook(
+        lambda g: torch_private.at_the_end_of_backward(lambda: seen.append(2))
+    )
+    x.register_hook(lambda g: seen.append(1))
+    y.sum().backward()
+    assert seen == [1, 2]
+
+
+def test_classes_of_layers_and_iterators_are_known():
+    assert isinstance(nn.BatchNorm2d(2), torch_private.AnyBatchNorm)
+    loader = torch.utils.data.DataLoader([1, 2])
+    assert isinstance(iter(loader), torch_private.AnyDataLoaderIterator)
+
+
+def test_lists_of_weights_are_those_of_recurrent_layers():
+    lists = torch_private.lists_of_weights(nn.LSTM(2, 2))
+    assert len(lists["_flat_weights"]) == 4
+    assert torch_private.lists_of_weights(nn.Linear(2, 2)) == {}
+
+
+def test_an_alias_poses_as_a_parameter():
+    p = nn.Parameter(torch.ones(2))
+    p.mark, alias = "mine", p.view_as(p)
+    torch_private.pose_as(alias, p)
+    assert isinstance(alias, nn.Parameter)
+    assert alias.mark == "mine"
+
+
+def test_cached_parametrizations_are_known():
+    assert not torch_private.parametrized_weights_are_kept()
+    with torch.nn.utils.parametrize.cached():
+        assert torch_private.parametrized_weights_are_kept()
+
+
+def test_sharded_modules_are_known():
+    module = nn.Linear(2, 2)
+    assert not torch_private.is_sharded(module)
+    from torch.distributed.fsdp._fully_shard import _fully_shard
+
+    # A process group of its own is more than this can start.
+    assert "._is_fsdp_managed_module = True" in inspect.getsource(_fully_shard)
+    module._is_fsdp_managed_module = True
+    assert torch_private.is_sharded(module)
+
+
+def test_wrappers_are_known():
+    assert not torch_private.is_wrapper(torch.ones(2))
+
+
+def test_the_function_of_a_context_is_known():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            assert torch_private.function_of(ctx) is Doubled
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * grad
+
+    Doubled.apply(torch.ones(2, requires_grad=True)).sum().backward()

@@ -511,6 +511,19 @@ def test_compressing_is_storing_within_the_bounds_in_less_memory(name):
     assert all(layer.startswith(prefixes) for layer in encoder.compression.records)
 
 
+@pytest.mark.parametrize("chunk", [20_000, None])
+@pytest.mark.parametrize("weight", ["stem.convs.0", "stages.1.entry.conv"])
+def test_what_is_recomputed_in_pieces_is_compared_too(weight, chunk):
+    encoder = build_encoder(
+        "revnet57", widths=(16, 16, 16, 16), blocks=(1, 1, 0, 0), n_mels=24,
+        mode="recompute", chunk=chunk,
+    )  # fmt: skip
+    loss = encoder(torch.randn(2, 40, 24)).square().sum()
+    dict(encoder.named_parameters())[f"{weight}.weight"].data.mul_(-1.5)
+    with pytest.raises(RuntimeError, match=weight.rpartition(".conv")[0]):
+        loss.backward()
+
+
 class TestTransforms:
     """Second derivatives, torch.func, tracing and scripting."""
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from speechbrain_rev.modes import Mode
 from speechbrain_rev.planner import plan
 from speechbrain_rev.planner.network import as_network
 from speechbrain_rev.planner.tried_modes import reproduced, tried_modes
@@ -142,3 +143,19 @@ def test_memory_that_runs_out_in_a_second_run_is_not_the_block_s_failure():
 
     with pytest.raises(torch.cuda.OutOfMemoryError):
         tried_modes(network, step)
+
+
+def test_what_makes_another_input_for_the_next_block_recomputes_and_is_not_joined():
+    draws = torch.Generator()
+
+    class Adding(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).tanh() + torch.rand(4, generator=draws)
+
+    layers = nn.Linear(4, 4), Adding(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+    module, x = nn.Sequential(*layers).train(), torch.randn(3, 4)
+    network = as_network(module, ["?"])
+    modes = tried_modes(network, lambda: module(x).square().sum().backward())
+    joining = {name for name, own in modes.items() if Mode.JOIN in own}
+    assert joining == {"1", "3"}
+    assert all(Mode.RECOMPUTE in own for own in modes.values())

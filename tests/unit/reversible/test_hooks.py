@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 
 import pytest
 import torch
@@ -105,6 +106,21 @@ def test_a_loss_on_it_is_refused_whatever_was_saved(operation):
     chain(torch.randn(2, 4), torch.randn(2, 4, requires_grad=True))
     with pytest.raises(RuntimeError, match="Use mode='store' or 'recompute'"):
         caught[0].sum().backward()
+
+
+def test_a_module_that_keeps_a_map_of_its_first_run_dies_with_its_chain():
+    @module_with()
+    def keeping(self, x):
+        self.kept = x.exp()
+        return self.kept * 1.0
+
+    chain = ReversibleChain([AdditiveCoupling(keeping(), nn.Tanh())])
+    x = torch.zeros(2, 4, requires_grad=True)
+    torch.add(*chain(x, torch.zeros(2, 4, requires_grad=True))).sum().backward()
+    module = weakref.ref(chain.blocks[0].f)
+    del chain
+    gc.collect()
+    assert module() is None
 
 
 def test_graphs_that_hold_themselves_are_few():

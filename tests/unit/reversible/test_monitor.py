@@ -12,6 +12,7 @@ from speechbrain_rev.reversible import (
     ReversibleChain,
 )
 from speechbrain_rev.reversible.monitor import (
+    Checks,
     StreamError,
     StreamWarning,
     checksum,
@@ -165,7 +166,9 @@ def test_a_second_run_that_differs_raises_where_asked_and_is_reported_once(
     change, recwarn
 ):
     for verify in ("first", "raise"):
-        with pytest.raises(StreamError, match=r"In block 1 of the chain: .*recompute"):
+        with pytest.raises(
+            StreamError, match=r"In block 1 of the chain: .*verify='warn'"
+        ):
             trained(change, verify=verify)
     assert not recwarn
     chain = trained(change, verify="warn")
@@ -194,7 +197,7 @@ def test_later_steps_warn_by_default():
     changes.append(CHANGES["one_step_up"])
     for _ in range(2):
         step(chain, streams(torch.float32), FLOAT32)
-    with pytest.warns(StreamWarning, match="In the chain: .*recompute"):
+    with pytest.warns(StreamWarning, match="In the chain: .*verify"):
         chain.check_streams()
 
 
@@ -269,3 +272,76 @@ def test_copies_start_without_notes_and_a_chain_that_has_grown_goes_on():
     chain.set_mode("reconstruct")
     step(chain, streams(torch.float32), FLOAT32)
     assert chain.largest_stream() > 0
+
+
+def test_verdicts_are_reported_when_they_have_arrived_and_none_is_lost():
+    class Arrival:
+        is_there = False
+
+        def query(self):
+            return self.is_there
+
+    seen, checks = [], Checks()
+    arrivals = Arrival(), Arrival()
+    for arrival in arrivals:
+        checks.report_later(torch.tensor([len(seen)]), seen.append)
+        verdict, _, report = checks._under_way.pop()
+        checks._under_way.append((verdict, arrival, report))
+    checks.begin()
+    assert seen == []
+    arrivals[1].is_there = True
+    checks.begin()
+    assert len(seen) == 1
+    arrivals[0].is_there = True
+    checks.begin()
+    assert len(seen) == 2
+
+
+class Switched(nn.Module):
+    """Draws from a generator of nobody's once ``is_bad``."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.is_bad = nn.Linear(4, 4), False
+
+    def forward(self, x):
+        noise = torch.rand(4, generator=GENERATOR) if self.is_bad else 1.0
+        return (self.linear(x) * noise).tanh()
+
+
+GENERATOR = torch.Generator()
+
+
+def switched_chain(**options):
+    pairs = [(Switched(), Switched()) for _ in range(2)]
+    return ReversibleChain([AdditiveCoupling(*pair) for pair in pairs], **options)
+
+
+def one_pass(chain):
+    return sum(y.sum() for y in chain(torch.ones(3, 4), torch.zeros(3, 4)))
+
+
+@pytest.mark.parametrize("mode", ["reconstruct", "recompute"])
+def test_a_first_step_ends_with_a_backward_pass_and_comes_again_with_another_mode(mode):
+    chain, words = switched_chain(mode=mode), "of block 1 of |In block 1 of "
+    one_pass(chain)  # without a backward pass
+    chain.blocks[1].f.is_bad = True
+    with pytest.raises(RuntimeError, match=words):
+        one_pass(chain).backward()
+    chain.blocks[1].f.is_bad = False
+    one_pass(chain).backward()
+    one_pass(chain).backward()
+    chain.set_mode("store")
+    chain.set_mode(mode)
+    chain.blocks[1].f.is_bad = True
+    with pytest.raises(RuntimeError, match=words):
+        one_pass(chain).backward()
+
+
+def test_recomputed_blocks_of_a_chain_are_compared_every_so_often():
+    chain = switched_chain(mode="recompute", verify_every=2, verify="raise")
+    one_pass(chain).backward()
+    chain.blocks[0].g.is_bad = True
+    one_pass(chain).backward()
+    with pytest.raises(RuntimeError, match=r"G of block 0 of the chain \(Switched\)"):
+        one_pass(chain).backward()

@@ -20,11 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from speechbrain_rev.lobes.blocks import BasicResidual
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.planner.memory import live_bytes_peak
-from speechbrain_rev.reversible import AdditiveCoupling, Recompute, comparison
+from speechbrain_rev.reversible import AdditiveCoupling, Recompute
 from speechbrain_rev.reversible.comparison import RecomputeWarning, fingerprint
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.recompute import recompute
-from speechbrain_rev.reversible.wrapping import give_mode, recompute_blocks
+from speechbrain_rev.reversible.wrapping import (
+    give_mode,
+    recompute_blocks,
+    store_blocks,
+)
 
 from .chains import (
     MODES,
@@ -254,7 +258,7 @@ def test_other_values_for_the_gradient_are_reported_in_the_first_step(
         give_mode(network, Mode.JOIN, "1", verify=verify)
     GENERATOR.manual_seed(0)
     loss = network(inputs()).square().sum()
-    message = "Noisy computed something else .* saves for its gradient, .* other values"
+    message = r"1 \(Noisy\) computed something else .* saves for its gradient, .* other values"
     if verify in ("first", "raise"):
         with pytest.raises(RuntimeError, match=message):
             loss.backward()
@@ -297,15 +301,87 @@ def test_a_sum_with_other_noise_has_the_right_gradient_and_is_no_difference():
         assert torch.equal(ours, plain)
 
 
-def test_later_differences_are_compared_every_so_often_and_warned_of(monkeypatch):
-    monkeypatch.setattr(comparison, "EVERY", 3)
-    block = Recompute(Noisy(lambda y, noise: y * noise if noisy else y * 2)).train()
-    for call, noisy in enumerate([False, True, True, True], 1):  # noqa: B007
+def test_later_differences_are_compared_every_so_often_and_warned_of():
+    block = Noisy(lambda y, noise: y * noise if noisy else y * 2)
+    block = Recompute(block, verify_every=3).train()
+    for call, noisy in enumerate([False, True, True, True]):  # noqa: B007
         loss = block(inputs()).sum()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             loss.backward()
         assert bool(caught) == (call == 3)
+
+
+@module_with(linear=linear)
+def at_times_noisy(self, x, is_noisy):
+    noise = torch.rand(2, SIZE, generator=GENERATOR)
+    return (self.linear(x) * (noise if is_noisy else 2)).tanh()
+
+
+@pytest.mark.parametrize("noisy", [0, 1])
+@pytest.mark.parametrize("together", [True, False])
+def test_all_calls_before_a_backward_pass_has_ended_are_of_the_first_step(
+    noisy, together
+):
+    block = Recompute(at_times_noisy()).train()
+    losses = [block(inputs(), call == noisy).sum() for call in range(2)]
+    if not together:
+        losses[1 - noisy].backward()
+    loss = sum(losses) if together else losses[noisy]
+    with pytest.raises(RuntimeError, match="computed something else"):
+        loss.backward()
+
+
+def test_a_change_of_mode_begins_a_first_step_and_the_message_has_the_block_s_name():
+    network = nn.Sequential(linear(), Noisy(lambda y, noise: y * 2))
+    recompute_blocks(network, "*")
+    network(inputs()).sum().backward()
+    network[1].way = WRONG["factor"]
+    store_blocks(network, "*")
+    recompute_blocks(network, "*")
+    with pytest.raises(RuntimeError, match=r"1 \(Noisy\) computed something else"):
+        network(inputs()).sum().backward()
+
+
+@pytest.mark.parametrize("needs_grad", [True, False])
+def test_flags_of_inputs_are_those_of_the_first_run(needs_grad):
+    def step(module, run, x):
+        x.requires_grad_(needs_grad)
+        loss = run(x).square().sum()
+        x.requires_grad_(not needs_grad)
+        loss.backward()
+
+    same_as_plain(batch_norm(), step)
+
+
+@module_with(linear=linear)
+def laid_out(self, x):
+    y = self.linear(x).exp()
+    if torch.rand((), generator=GENERATOR) < 0.5:
+        return (2 * y).t().contiguous().t().square()
+    return y.square()
+
+
+def test_another_layout_hides_no_other_values():
+    GENERATOR.manual_seed(next(s for s in range(99) if differs_in_layout(s)))
+    with pytest.raises(RuntimeError, match="has other values"):
+        Recompute(laid_out()).train()(inputs()).sum().backward()
+
+
+def differs_in_layout(seed):
+    numbers = torch.rand(2, generator=torch.Generator().manual_seed(seed))
+    return (numbers[0] < 0.5) != (numbers[1] < 0.5)
+
+
+class Labelled(torch.Tensor):
+    """Has values as any tensor."""
+
+
+def test_values_of_tensors_of_a_class_of_their_own_are_compared():
+    x = torch.arange(6.0)
+    (_, one), (_, other) = map(fingerprint, (x.as_subclass(Labelled), x.flip(0)))
+    assert one != other
+    assert one == fingerprint(x)[1]
 
 
 @module_with(cells=lambda: nn.LSTM(SIZE, SIZE, batch_first=True))
