@@ -184,6 +184,7 @@ class Comparison:
         verify = self._checks.verify
         raises_first = verify == "first" and not self._may_differ
         if verify == "raise" or (raises_first and self._is_first):
+            self._checks.restart()
             raise RuntimeError(message)
         warn_of_difference(message, RecomputeWarning, stacklevel=2)
 

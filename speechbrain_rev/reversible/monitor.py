@@ -16,11 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from speechbrain_rev.torch_private import (
-    at_the_end_of_backward,
-    in_backward,
-    is_fake,
-)
+from speechbrain_rev.torch_private import is_fake
 
 #: What follows where a second run differs: "first" raises in a first step and warns later.
 Verify = Literal["first", "raise", "warn"]
@@ -131,8 +127,9 @@ def _sum_of(value: Tensor) -> Tensor:
 class Checks:
     """Which steps are compared, and verdicts that have not arrived yet.
 
-    A step is a pass through a chain or an encoder, or a call of another module. All are
-    compared until a backward pass of one has ended, then every so many-th.
+    A step is a pass through a chain or an encoder, or a call of another module. Those that
+    begin before a backward pass of one are first ones, which are compared; then every so
+    many-th is.
 
     Parameters
     ----------
@@ -189,13 +186,7 @@ class Checks:
         self._under_way.append((*to_host(verdict), report))
 
     def settle(self) -> None:
-        """Let the first step be over when the backward pass under way is."""
-        if in_backward():
-            at_the_end_of_backward(self._settle)
-        else:
-            self._settle()
-
-    def _settle(self) -> None:
+        """Let the first step be over: what begins from now on is a later one."""
         self.is_settled = True
 
 
@@ -215,7 +206,7 @@ class StreamNotes:
     differs : callable or None
         In a first step, in which each block is compared: reports one, by its place.
     checks : Checks or None
-        Whose first step is over with the backward pass of this one.
+        Whose first step is over with a backward pass of this one.
     """
 
     largest: Tensor | None = None

@@ -61,9 +61,9 @@ def recompute_blocks(
         (``nn.ModuleList``) do not match.
     verify : {"first", "raise", "warn"} or None
         What follows where the second run of a block saves other values for its gradients
-        than the first. "first" raises in the block's first step, up to the end of its first
-        backward pass, and warns in later ones; "raise" and "warn" hold for all; None
-        compares nothing.
+        than the first. "first" raises in the block's first step, for all calls that begin
+        before its first backward pass, and warns in later ones; "raise" and "warn" hold
+        for all; None compares nothing.
     verify_every : int
         Calls from one comparison to the next, after the first step.
 

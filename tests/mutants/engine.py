@@ -349,12 +349,6 @@ ENGINE = [
         ENCODER("second_derivative and revnet57"),
     ),
     MONITOR_CODE(
-        "11: the first call whose backward pass comes ends the first step",
-        "            at_the_end_of_backward(self._settle)",
-        "            self._settle()",
-        RECOMPUTE("all_calls_before"),
-    ),
-    MONITOR_CODE(
         "11: a verdict that has not arrived is lost",
         "                self._under_way.append(each)",
         "                pass",
