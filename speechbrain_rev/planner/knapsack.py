@@ -558,7 +558,7 @@ def _onward(
     """Give a block's way alone, and one for each run of blocks that it may begin."""
     modes: tuple[str, ...] = (own,)
     held, picoseconds = cost.held_bytes, cost.picoseconds
-    # Of the run before this block, and at its worst moment if it goes on or ends here.
+    # Bytes of the run before this block, and its worst moment if it goes on or ends here.
     inside = going_on = 0
     ending = cost.working_bytes
     for index in range(first + 1, len(fronts)):
@@ -583,7 +583,7 @@ def _front(ways: Sequence[_Way], states: int) -> _Front:
     needs, times, skipped = [], [], []
     for way in ways:
         own = way.onward.need_bytes
-        # Of states that need no more than the way itself the last one is the fastest.
+        # The last of the states that need no more than the way itself is the fastest.
         free = np.searchsorted(own, way.working_bytes - way.held_bytes, "right")
         skip = max(0, int(free) - 1)
         needs.append(np.maximum(way.working_bytes, way.held_bytes + own[skip:]))
@@ -744,7 +744,7 @@ def _priced(problem: Problem, limit: float, price: float | None) -> Problem:
     slowest = max(cost.seconds for costs in problem.blocks for cost in costs.values())
 
     def priced(cost: Cost) -> Cost:
-        # What is above the limit by itself is beyond it, however far.
+        # A cost above the limit by itself is beyond it, however far.
         lossy = float(cost.squared_error > 0)
         shares = min(cost.squared_error / limit, 2.0) if limit else lossy
         if price is None:

@@ -73,7 +73,7 @@ class LiveBytes(TorchDispatchMode):
                 return outputs, taken, [outputs]
         outputs, is_known = _result(func, args, kwargs, taken)
         made = [outputs] if isinstance(outputs, Tensor) else _tensors((outputs,))
-        # What is known makes new tensors alone, or gives its first argument.
+        # A known operation makes new tensors alone, or gives its first argument.
         if is_known:
             if not (args and outputs is args[0]):
                 for x in made:
@@ -166,7 +166,7 @@ def _copied_from_meta(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     return None
 
 
-# What operations on meta tensors gave, by all that this depends on. Most of their kernels
+# Results of operations on meta tensors, by all that they depend on. Most of their kernels
 # are Python and slow, and training steps ask the same of them again and again.
 _RESULTS: dict[Any, Any] = {}
 _MOST_RESULTS = 50_000
@@ -519,7 +519,7 @@ def _check_type(name: str, value: Any) -> None:
 
 
 _MEMINFO = Path("/proc/meminfo")
-# What a container may take, and has, where it has a limit of its own.
+# The limit of a container, and what it has, where it has a limit of its own.
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 _TAKEN = Path("/sys/fs/cgroup/memory.current")
 _TAKEN_BY = Path("/sys/fs/cgroup/memory.stat")

@@ -91,7 +91,7 @@ class NamedBlocks:
             for name, chain in module.named_modules()
             if isinstance(chain, ReversibleChain)
         }
-        #: Of each coupling its chain and its place there.
+        #: The chain of each coupling, and its place there.
         self._chained = {
             f"{name}.blocks.{i}".lstrip("."): (chain, i)
             for name, chain in chains.items()
@@ -469,7 +469,7 @@ def own_batch(batch: Any, device: torch.device | str | None = None) -> Any:
     def own(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
-        # What was made in inference mode cannot be trained on.
+        # A tensor that was made in inference mode cannot be trained on.
         numbers = x.clone() if x.is_inference() else x.detach()
         return numbers.to(device or x.device).requires_grad_(x.requires_grad)
 

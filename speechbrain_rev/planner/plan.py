@@ -61,13 +61,13 @@ _DOCUMENT = "plan", "Plan anew."
 #: How often a plan above its budget, or above the limit of its error, is made anew.
 _TRIES = 8
 
-# What is allowed of a limit that was exceeded: the next plan shall not just miss it.
+# The part of a limit that is allowed once it was exceeded: no plan shall just miss it.
 _NEARER = 0.98
 
 # By what part of the budget the next plan takes less if memory ran out.
 _LESS = 0.1
 
-# What part of the time of storing every block is no noise of a clock.
+# The part of the time of storing every block that is no noise of a clock.
 _FASTER = 0.02
 
 #: The budget of a plan, and what of it a step does not have, in its ``about``.
@@ -475,7 +475,7 @@ def plan_step(
         profiler = profiler_of(step, max_gradient_error if left > 0 else None)
         try:
             if profiler.probe is None:
-                # What no plan fits is refused before times are taken.
+                # A budget that no plan fits is refused before times are taken.
                 counted = choose(profiler, left, is_timed=False)
                 if not counted.fits:
                     _run(profiler, counted, left)
@@ -646,7 +646,7 @@ def largest_batch(
     with step.training():
         own = profiler or profiler_of(step, max_gradient_error)
         most = _largest_at_the_lightest(own, left)
-        # Where weights' gradients weigh less than activations, other modes are the lightest.
+        # Other modes are the lightest where weights' gradients weigh less than activations.
         while most > own.step.batch:
             own = own.at(own.step.at(most))
             most = max(most, _largest_at_the_lightest(own, left))
@@ -848,14 +848,14 @@ def _needed_bytes(profiler: Profiler, lightest: Choice, batch: int) -> int:
         with profiler.at(step.at(batch)).bare(lightest.channels) as trial:
             trial.network.set_mode(lightest.modes)
             if not step.is_trusted:
-                trial.run()  # What a first step makes is not counted.
+                trial.run()  # Tensors that a first step makes are not counted.
             peak = trace_bytes(trial.network, trial.run).peak_bytes
     except NoStep:
         raise
     except Exception as error:  # whatever a network does with another batch
         if step.is_trusted:
             raise
-        if batch == 1:  # Of one sample there are no batch statistics.
+        if batch == 1:  # One sample has no batch statistics.
             return _needed_bytes(profiler, lightest, 2)
         raise ValueError(
             f"A step of {batch} samples does not run ({type(error).__name__}: {error}), so "

@@ -139,7 +139,7 @@ def waiting_bytes(
     return waits
 
 
-#: What follows the last block, as a block of a problem.
+#: The rest of a step after the last block, as a block of a problem.
 _END = "end"
 
 
@@ -222,7 +222,7 @@ class Profile:
         waits = waiting_bytes([*own_bytes], modes, own_bytes)
         costs = [cost for _, cost in self._chosen(modes)]
         worst = zip(own_bytes, worst_bytes(self.base_bytes, costs), strict=True)
-        # What names keep is there in the forward pass, and gone in the backward pass.
+        # A tensor that a name keeps is there in the forward pass, and gone in the backward pass.
         forward, there = [], self.base_bytes
         for cost in costs:
             forward.append(there + cost.forward_bytes)

@@ -549,7 +549,7 @@ def count(
             own = chosen[name]
             joins = Mode(own).spec.joins
             backward = (block.backward_peak_bytes or 0) - waits[name]
-            # Of blocks that join, the backward pass is that of a whole run.
+            # The backward pass of blocks that join is that of a whole run.
             forward = block.forward_peak_bytes - left
             peak = max(forward, 0 if joins else backward)
             cost = Cost(
@@ -618,7 +618,7 @@ def _traces(
             uniform = pair[0] is pair[1]
             trace = trace_bytes(network, run, with_work=with_work and uniform)
             order = list(trace.blocks)
-            # What others read of what a block gets is there whether it keeps it or not.
+            # An input that other blocks read too is there whether this one keeps it or not.
             shared = [
                 n for n, seen in trace.blocks.items()
                 if chosen[n].spec.joins and seen.shares_input

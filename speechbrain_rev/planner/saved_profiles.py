@@ -25,7 +25,7 @@ VARIABLE = "SPEECHBRAIN_REV_PROFILES"
 #: Profiles that are kept; a sweep of all encoders makes some hundreds, of 10 to 100 kB.
 KEPT = 1000
 
-# What a block costs follows from these, and from the modules beside them.
+# Costs of a block follow from these, and from the modules beside them.
 _PACKAGES = "compression", "kernels", "lobes", "catalog", "planner", "reversible"
 
 # Names of our files, and of what a killed process leaves of one.

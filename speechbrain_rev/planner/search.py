@@ -66,7 +66,7 @@ def _blocks_of(module: nn.Module, prefix: str) -> Iterator[str]:
             or not _is_called(child)
             or any(map(_is_block, child.children()))
         ):
-            # What is outside of smaller blocks stores, but less works at a time.
+            # Modules outside of smaller blocks store, but less works at a time.
             yield from _blocks_of(child, f"{name}.")
         elif _is_block(child):
             yield name

@@ -346,7 +346,7 @@ class Step:
 
         If that takes long, a bar counts them.
         """
-        # To leave inference mode is to take gradients, under no_grad too.
+        # Leaving inference mode is taking gradients, under no_grad too.
         with (
             torch.inference_mode(False),
             torch.random.fork_rng(random_devices(self.device)),

@@ -13,7 +13,7 @@ from speechbrain_rev.modes import ALONE, Mode, fallback
 from speechbrain_rev.planner.network import Network, keeping_modes
 from speechbrain_rev.planner.trace import Run, trace_seconds
 
-# What a mode takes more than STORE where no clock shows how much: solvers count in
+# Seconds that a mode takes more than STORE where no clock shows how many: solvers count in
 # picoseconds, so that this is seen, and blocks take far longer.
 _MORE_SECONDS = 1e-9
 

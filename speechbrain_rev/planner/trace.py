@@ -142,7 +142,7 @@ def trace_bytes(
         if is_first:
             done = _watched_work(network, run, device)
         work = _differences(done, _work_between, Work(0, 0, 0))
-    #: What was alive at a moment, and the most from it to the next.
+    #: Bytes alive at a moment, and the most from it to the next.
     live = {(name, moment): now for name, moment, (now, *_) in moments[:-1]}
     following = [most for *_, (_, most, _) in moments[1:]]
     peak = {
@@ -153,10 +153,10 @@ def trace_bytes(
     place = {(name, moment): i for i, (name, moment, _) in enumerate(moments)}
     backward = place[names[-1], Moment.BACKWARD_BEGINS]
     begins = [place[name, Moment.FORWARD_BEGINS] for name in names]
-    # Of the last one it is what is there when it ends.
+    # The last one has what is there when it ends.
     begins.append(place[names[-1], Moment.FORWARD_ENDS])
     released = meter.released(begins, backward)
-    # What lies between two blocks belongs to the second of them.
+    # Operations between two blocks belong to the second of them.
     until = [("", None), *((name, Moment.FORWARD_ENDS) for name in names)]
     return Trace(
         {

@@ -153,13 +153,16 @@ def tried_modes(
                 raise together
             warn_caller(
                 "Not recomputed, for a second run fails: "
-                + "; ".join(f"{name}: {error}" for name, error in once.items())
+                + "; ".join(
+                    str(error) if str(error).startswith(name) else f"{name}: {error}"
+                    for name, error in once.items()
+                )
             )
         again = [name for name in able if name not in once]
         may_join = getattr(network, "may_join", ())
         joins = [n for n in again if n in may_join or Mode.JOIN in allowed[n]]
         if joins and failure(again, joins) is not None:
-            # What a block makes of the one before it, run again, is not what it was.
+            # A block that runs again may make another input of the next one than before.
             joins = [name for name in joins if failure(again, [name]) is None]
             if failure(again, joins) is not None:
                 joins = []

@@ -96,7 +96,7 @@ def in_words(name: str, how: str) -> str:
     )
 
 
-#: Of each module that was recomputed by itself.
+#: The checks of each module that was recomputed by itself.
 _checks: weakref.WeakKeyDictionary[nn.Module, Checks] = weakref.WeakKeyDictionary()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from speechbrain_rev.torch_private import is_fake
 
-#: What follows where a second run differs: "first" raises in a first step and warns later.
+#: Consequences of a second run that differs: "first" raises in a first step and warns later.
 Verify = Literal["first", "raise", "warn"]
 
 #: Spreads positions over 64 bit: 2**64 / the golden ratio, as a signed number.
@@ -245,11 +245,11 @@ class Monitor:
     """
 
     def __init__(self, verify: Verify | None = "first", every: int = 100) -> None:
-        #: Of the chain's streams, and of its blocks that are recomputed.
+        #: Checks of the chain's streams, and of its blocks that are recomputed.
         self.checks = Checks(verify, every)
-        #: What messages call the chain.
+        #: The chain's name in messages.
         self.name = "the chain"
-        #: That of the chain before, whose NaN this one need not report again.
+        #: The monitor of the chain before, whose NaN this one need not report again.
         self.before: Monitor | None = None
         self._largest: Tensor | None = None
         self._mismatches: Tensor | None = None

@@ -137,7 +137,7 @@ class Gradients:
                 continue
             dense = grad.layout is torch.strided
             if dense and storage_key(grad) in storages:
-                # What was handed in is added to later; this must not change with it.
+                # A gradient that was handed in is added to later; this must not change with it.
                 grad = grad.clone()
             self.values[i] = grad
         return list(slopes[: len(inputs)])
@@ -490,9 +490,9 @@ class _Run:
         #: The run that makes inputs which are not kept, and their places there.
         self._before: _Run | None = None
         self._made: list[int | None] = []
-        #: What it made and returned, by place, and versions of that.
+        #: Tensors that it made and returned, by place, and their versions.
         self._returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        #: What messages call the module.
+        #: The module's name in messages.
         self.name = named(owner, name)
         self._given = inputs, keywords
         self._saved: list[weakref.ref[_SavedAgain]] = []
@@ -553,7 +553,7 @@ class _Run:
                 for reference in self._saved:
                     if (saved := reference()) is not None:
                         saved.put(None)
-            # What is saved would keep the run, through its hooks.
+            # Saved tensors would keep the run, through its hooks.
             runs.clear()
         self._refuse_written_inputs()
         del self._tensors
@@ -568,7 +568,7 @@ class _Run:
             # Hooks around this module see its inputs; their versions are compared.
             given = *own, *parameters
             self._kept = _Keep.apply(_ANCHOR, *given)
-            # What goes through it as it is is kept by whoever reads it.
+            # A tensor that goes through it as it is is kept by whoever reads it.
             self._returned = {
                 place: (weakref.ref(y), version_of(y))
                 for place, y in enumerate(made)
@@ -645,7 +645,7 @@ class _Run:
             for place, needs_grad in wanted
         ]
         kept = *inputs, *own
-        # What needs the values is computed under the flags of the runs, too.
+        # Operations that need the values are computed under the flags of the runs, too.
         pin = _Pin()
         release = self._recording.flags.hold(pin)
         until = len(self._saved) if is_last and self._is_ours else None
@@ -749,7 +749,7 @@ class _Keep(torch.autograd.Function):
         return anchor.detach()
 
 
-#: What has a gradient, so that the operation is one of autograd.
+#: A tensor with a gradient, so that the operation is one of autograd.
 _ANCHOR = torch.empty(0, requires_grad=True, dtype=torch.float32)
 
 
@@ -840,7 +840,7 @@ class _Call:
         self.module, self.given = module, given
         self.places: list[int | None] = []
         self.channels = 0
-        #: Of what is compared, the place of the first tensor that its operations save.
+        #: The place, among all that is compared, of the first tensor that its operations save.
         self.begins = 0
 
 

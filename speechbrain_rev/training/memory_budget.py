@@ -138,7 +138,7 @@ class MemoryBudget:
     ['join', 'recompute', 'store']
     """
 
-    #: What the blocks do now; None before the first batch, and without a budget.
+    #: The plan of the blocks now; None before the first batch, and without a budget.
     memory_plan: Plan | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -240,7 +240,7 @@ class BrainPlanner:
         self._plans = [plan for plan in kept if not differences(plan, self._about)]
         if kept and not self._plans:
             logger.info("%s is for other settings: planned anew.", self._file)
-        #: What plans may take: less after memory ran out.
+        #: Bytes that plans may take: fewer after memory ran out.
         self.allowed_bytes = min(
             [self.budget_bytes, *map(_next_budget_bytes, self._plans)]
         )
@@ -501,7 +501,7 @@ def _optimizers(brain: sb.Brain) -> list[torch.optim.Optimizer]:
     return list({id(o): o for o in own if o is not None}.values())
 
 
-#: What a copy of a Brain shares with it.
+#: Classes of what a copy of a Brain shares with it.
 _SHARED = (sb.utils.checkpoints.Checkpointer, Dataset, DataLoader, Sampler)
 
 
@@ -521,7 +521,7 @@ def _brain_copy(brain: sb.Brain, memo: dict[int, Any]) -> sb.Brain:
     loggers = [v for v in shared if isinstance(v, sb.utils.train_logger.TrainLogger)]
     memo |= {id(logger): _Silent() for logger in loggers}
     own = copy.copy(brain)
-    # Those of its class do not plan.
+    # The methods of its class do not plan.
     for name in ("compute_forward", "_planner"):
         vars(own).pop(name, None)
     modules = {
@@ -561,7 +561,7 @@ def _begun_anew(batches: AnyDataLoaderIterator, memo: dict[int, Any]) -> Any:
     return iter(DataLoader(batches._dataset, collate_fn=batches._collate_fn, **own))
 
 
-#: What transformers and SpeechBrain call the probability that a layer is left out.
+#: Names in transformers and SpeechBrain of the probability that a layer is left out.
 _LAYERDROPS = ("layerdrop", "layerdrop_prob", "encoder_layerdrop", "decoder_layerdrop")
 
 
@@ -580,7 +580,7 @@ class _LocalBatchNorm(AnyBatchNorm):
         pass
 
 
-#: What was shared with a copy, and warned of.
+#: Values that were shared with a copy, and warned of.
 _shared_values: set[tuple[str, type]] = set()
 
 
@@ -594,7 +594,7 @@ def _own(name: str, value: Any, memo: dict[int, Any]) -> Any:
         return type(value)(_own(name, item, memo) for item in value)
     if type(value) is dict:
         return {key: _own(f"{name}.{key}", item, memo) for key, item in value.items()}
-    # Of what fails, a memo names parts that are gone, whose ids others may have.
+    # A memo of what fails names parts that are gone, whose ids others may have.
     attempt = dict(memo)
     try:
         copied = copy.deepcopy(value, attempt)

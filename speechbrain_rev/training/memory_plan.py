@@ -24,9 +24,9 @@ from speechbrain_rev.training.kept_plans import (
 from speechbrain_rev.training.recipe_step import TrainingStep, budget_bytes_of
 from speechbrain_rev.whole_files import check_regular
 
-# What of a plan has to be what is asked for, so that it is not made anew.
+# Entries of a plan that have to be what is asked for, so that it is not made anew.
 _ASKED = ("memory_budget", "max_gradient_error", "bounds")
-# What a run's step has beside weights and gradients, whatever the modes.
+# The rest of what a run's step has beside weights and gradients, whatever the modes.
 _STAYING = "optimizer states and classifier, and a batch's speech"
 # GPUs have less than they are called by, and CUDA takes some: of 11 GB 10.4 GiB are left.
 _OF_NAMED = 0.9
@@ -261,7 +261,7 @@ def _load(plan_file: str, kept: Path) -> Plan:
     )
 
 
-#: What plans of version 0.1.0 do not show, for it could not be otherwise.
+#: Settings that plans of version 0.1.0 do not show, for they could not be otherwise.
 _UNNAMED = {"pooling": "statistics", "memory_format": "contiguous"}
 
 

@@ -163,7 +163,7 @@ PLANNER = [
     ),
     PLAN_CODE(
         "planner: the first step of another batch is counted",
-        "trial.run()  # What a first step makes is not counted.",
+        "trial.run()  # Tensors that a first step makes are not counted.",
         "pass",
         PLAN_TESTS("largest_batch_has_a_plan and made"),
     ),
