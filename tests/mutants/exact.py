@@ -43,7 +43,7 @@ EXACT = [
         "3: storing shares casts of weights",
         "with Autocast.now(devices)(), Flags.now(devices)(), lists:",
         "with Flags.now(devices)(), lists:",
-        CHAIN_TESTS("equals_plain and layer_twice and bf16"),
+        CHAIN_TESTS("equals_plain and called_twice and bf16"),
     ),
     MONITOR_CODE(
         "4: weights of the checksum go in even steps",

@@ -28,7 +28,7 @@ PLANNER = [
         "planner: of a run only the last block counts",
         "        going_on = max(going_on, inside + cost.in_run.working_bytes)\n",
         "",
-        KNAPSACK_TESTS("no_plan_is_faster"),
+        KNAPSACK_TESTS("worst_moment_of_a_run"),
     ),
     KNAPSACK_CODE(
         "planner: a run is as long as one block",

@@ -186,6 +186,18 @@ def test_no_plan_is_faster_and_no_equally_fast_one_is_lighter(problem, pick, off
     assert (caught.value.needed_bytes, caught.value.budget_bytes) == (least, budget)
 
 
+#: Each has a budget that is met only if every block of a run counts.
+@pytest.mark.parametrize("seed", [17, 25, 39])
+def test_the_worst_moment_of_a_run_may_be_in_any_of_its_blocks(seed):
+    draws = random.Random(seed)
+    chain = random_chain(draws, draws.randint(2, 5), ("store", "recompute"))
+    problem = with_runs(chain, draws, 1)
+    plans = [plan[:2] for plan in all_plans(problem)]
+    for _, budget in plans:
+        fastest = min(plan for plan in plans if plan[1] <= budget)
+        assert measured(problem, solve(problem, budget)) == fastest
+
+
 @given(chains, st.integers(2, 9), st.lists(st.integers(0, 300), min_size=2))
 def test_with_few_states_the_least_budget_is_known_and_more_is_never_slower(
     problem, states, more

@@ -109,6 +109,11 @@ def layer_twice():
     return nn.Sequential(layer, nn.Tanh(), layer)
 
 
+@module_with(layer=lambda: nn.Sequential(conv(), nn.BatchNorm2d(CHANNELS)))
+def called_twice(self, x):
+    return self.layer(self.layer(x).tanh())
+
+
 def shared():
     """Weights shared within a function, between functions, and between couplings."""
     f, g = RESIDUALS["basic"](CHANNELS), RESIDUALS["basic"](CHANNELS)
@@ -203,6 +208,7 @@ CASES = {
         partial(couplings, lambda: parametrizations.spectral_norm(conv()))
     ),
     "layer_twice": Case(partial(couplings, layer_twice)),
+    "called_twice": Case(partial(couplings, called_twice)),
     # Gradients of a weight are added up function by function, which plain autograd does
     # not do: what is below float32's rounding may differ.
     "shared": Case(shared, to_the_bit=False),
