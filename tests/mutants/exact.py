@@ -58,6 +58,12 @@ EXACT = [
         MONITOR_TESTS("opposite_errors"),
     ),
     MONITOR_CODE(
+        "4: blocks are compared where a step is counted",
+        "dispatch_mode() is not None or not has_values",
+        "not has_values",
+        MONITOR_TESTS("counted_compares_no_block"),
+    ),
+    MONITOR_CODE(
         "4: no step is due for a look",
         "self._count % self.every == 0",
         "self._count % self.every == 1",

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from speechbrain_rev.reversible import (
     AdditiveCoupling,
@@ -210,6 +211,33 @@ def test_the_block_that_differs_in_a_first_step_is_named():
     with pytest.raises(StreamError, match="In block 1 of the chain"):
         step(chain, streams(torch.float32), FLOAT32)
     assert all(p.grad is None for p in chain.parameters())
+
+
+class Operations(TorchDispatchMode):
+    """Counts what runs within it."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations_of_a_first_step(depth):
+    chain, inputs = identities(depth), streams(torch.float32)
+    counts = []
+    for _ in range(2):
+        with Operations() as operations:
+            step(chain, inputs, FLOAT32)
+        counts.append(operations.count)
+    first, later = counts
+    return first - later
+
+
+def test_a_first_step_that_is_counted_compares_no_block():
+    assert operations_of_a_first_step(2) == operations_of_a_first_step(4)
 
 
 @pytest.mark.parametrize("flag", ["benchmark", "deterministic"])
