@@ -1,0 +1,259 @@
+"""Maps that are made again from what is kept anyway: mode "selective".
+
+The backward pass of a convolution takes its input, which ReLU and normalisation made of
+something that their own backward pass takes: both are kept, though one pass over memory
+makes the first of the second. Within ``selecting()`` a table has, for each output of such
+functions, the call that made it. Where an operation saves the output, the graph holds the
+call instead. The call runs again when the backward pass asks for the output, on the same
+numbers, so that its result has the same bits. ReLU and convolution share one result.
+
+The table lists only outputs whose sources the graph holds as well. Whatever else is saved
+is kept as it is: inputs of blocks, sums, outputs that were written to, other functions'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+
+from speechbrain_rev.compression.activations import Place
+from speechbrain_rev.compression.layers import Kind
+from speechbrain_rev.reversible.hooks import Held
+from speechbrain_rev.reversible.replay import Autocast, running
+from speechbrain_rev.reversible.state import version_of
+from speechbrain_rev.torch_private import (
+    has_storage,
+    storage_key,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
+
+#: Functions that take about as long as a copy, beside normalisations of our own.
+_CHEAP = frozenset(
+    [
+        F.batch_norm, F.layer_norm, F.relu, torch.relu, torch.relu_, Tensor.relu,
+        Tensor.relu_, F.gelu, F.pad, torch.cat, Tensor.contiguous,
+    ]
+)  # fmt: skip
+_BATCH_NORM = inspect.signature(F.batch_norm)
+_NAME = "a block in mode 'selective'"
+
+
+@contextlib.contextmanager
+def selecting() -> Iterator[None]:
+    """Keep no output in this context that can be made again of what is kept.
+
+    A block that runs twice around this one drops what it saves, or needs it at once.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> layers = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    >>> with selecting():
+    ...     y = layers(torch.randn(2, 8, 16, 16))
+    >>> y.sum().backward()
+    >>> layers[0].weight.grad.shape
+    torch.Size([8])
+    """
+    if running() or not torch.is_grad_enabled():
+        yield
+        return
+    table = _Table()
+    try:
+        with saved_tensors_hooks(table.pack, lambda view: view.get()), _Noting(table):
+            yield
+    finally:
+        table.clear()
+
+
+class _Call:
+    """A call of a function, whose tensors are views of maps, or kept."""
+
+    def __init__(
+        self, function: Callable[..., Tensor], given: tuple[Any, Any], y: Tensor
+    ) -> None:
+        self._function, self._given = function, tree_flatten(given)
+        self._autocast = Autocast.now({y.device})
+
+    def use(self) -> None:
+        """Count one more who takes, in each backward pass, what it is called with."""
+        for leaf in self._given[0]:
+            if isinstance(leaf, (_Call, _View)):
+                leaf.use()
+
+    @torch.no_grad()
+    def get(self) -> Tensor:
+        """Call the function again."""
+        leaves, structure = self._given
+        again = (x.get() if isinstance(x, _KEPT) else x for x in leaves)
+        args, keywords = tree_unflatten(again, structure)
+        with self._autocast():
+            return self._function(*args, **keywords)
+
+
+class _Map:
+    """A tensor at one version: its value, or the call that makes it again."""
+
+    def __init__(self, x: Tensor, source: Held | _Call) -> None:
+        self.place, self.version, self.source = Place(x), version_of(x), source
+        self._users = self._asked = 0
+        self._shared: Tensor | None = None
+
+    def use(self) -> None:
+        """Count one more who takes it in each backward pass."""
+        self._users += 1
+        if self._users == 1 and isinstance(self.source, _Call):
+            self.source.use()
+
+    def make_by(self, call: _Call) -> None:
+        """Drop the value."""
+        self.source = call
+        if self._users:
+            call.use()
+
+    def get(self) -> Tensor:
+        """Give the value; one that was made again lives till the last user has it."""
+        x = self.source.get() if self._shared is None else self._shared
+        if isinstance(self.source, _Call):
+            self._asked += 1
+            self._shared = x if self._asked % self._users else None
+        return x
+
+
+class _View:
+    """A place within a map: what the graph holds, and what calls take."""
+
+    def __init__(self, of: _Map, place: Place) -> None:
+        self.map, self.place = of, place
+
+    def use(self) -> None:
+        """Count one more who takes the map."""
+        self.map.use()
+
+    def get(self) -> Tensor:
+        """Give what lies there."""
+        return self.map.place.part_in(self.map.get(), self.place)
+
+
+#: What a call has in the place of tensors.
+_KEPT = (_Call, _View, Held)
+
+
+class _Table:
+    """The maps of a forward pass, by their storages."""
+
+    def __init__(self) -> None:
+        self._maps: dict[int, tuple[weakref.ref[Any], list[_Map]]] = {}
+
+    def clear(self) -> None:
+        """Leave the maps to the graph."""
+        self._maps.clear()
+
+    def find(self, x: Tensor) -> _View | None:
+        """Find a tensor, as it is now, in a map."""
+        _, maps = self._maps.get(storage_key(x), (None, ()))
+        place, version = Place(x), version_of(x)
+        for each in maps:
+            if each.version == version and each.place.covers(place):
+                return _View(each, place)
+        return None
+
+    def pack(self, x: Tensor) -> _View | Held:
+        """Take what autograd wants to keep."""
+        if not _has_place(x):
+            return Held(_NAME, x.detach())
+        view = self.find(x) or self._add(x, Held(_NAME, x.detach()))
+        view.use()
+        return view
+
+    def note(
+        self, y: Tensor, function: Callable[..., Tensor], args: Any, keywords: Any
+    ) -> None:
+        """Note how a tensor was made, if the graph holds what it was made of."""
+        leaves, structure = tree_flatten((args, keywords))
+        new_bytes = 0
+        for i, x in enumerate(leaves):
+            if isinstance(x, Tensor):
+                leaves[i] = view = self.find(x)
+                if view is None:
+                    leaves[i] = Held(_NAME, x.detach())
+                    new_bytes += x.nbytes
+        # Weights and statistics are small, another map is not.
+        if 2 * new_bytes < y.nbytes:
+            self._note(y, _Call(function, tree_unflatten(leaves, structure), y))
+
+    def note_write(
+        self, y: Tensor, before: _View, function: Callable[..., Tensor], keywords: Any
+    ) -> None:
+        """Note what was written over an output that can be made again itself."""
+        source = before.map.source
+        if isinstance(source, _Call) and before.place.covers(before.map.place):
+            self._note(y, _Call(function, ((source,), keywords), y))
+
+    def _note(self, y: Tensor, call: _Call) -> None:
+        # ReLU has saved its output by now, those that read it will.
+        if (view := self.find(y)) is None:
+            self._add(y, call)
+        else:
+            view.map.make_by(call)
+
+    def _add(self, x: Tensor, source: Held | _Call) -> _View:
+        storage, known = x.untyped_storage(), self._maps
+        key = storage_key(storage)
+        if key not in known:
+            # The next storage may have the number of one that was freed.
+            known[key] = weakref.ref(storage, lambda _: known.pop(key, None)), []
+        known[key][1].append(_Map(x, source))
+        return _View(known[key][1][-1], Place(x))
+
+
+def _has_place(x: Tensor) -> bool:
+    return x.layout is torch.strided and has_storage(x)
+
+
+class _Noting(TorchFunctionMode):
+    """Notes calls of cheap functions."""
+
+    def __init__(self, table: _Table) -> None:
+        super().__init__()
+        self._table = table
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function."""
+        kwargs = kwargs or {}
+        is_ours = getattr(func, "layer_kind", None) is Kind.NORMALISATION
+        if not (is_ours or func in _CHEAP):
+            return func(*args, **kwargs)
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if not all(map(_has_place, tensors)):
+            return func(*args, **kwargs)
+        x, table = tensors[0], self._table
+        before, version = table.find(x), version_of(x)
+        y: Tensor = func(*args, **kwargs)
+        if storage_key(y) != storage_key(x):
+            table.note(y, func, *_without_running(func, args, kwargs))
+        elif version_of(y) != version and before is not None:
+            table.note_write(y, before, func, kwargs)
+        return y
+
+
+def _without_running(func: Any, args: Any, keywords: Any) -> tuple[Any, Any]:
+    """Leave running statistics out of a call that updates them and does not read them."""
+    if func is not F.batch_norm:
+        return args, keywords
+    call = _BATCH_NORM.bind(*args, **keywords)
+    if call.arguments.get("training"):
+        call.arguments.update(running_mean=None, running_var=None)
+    return call.args, call.kwargs
