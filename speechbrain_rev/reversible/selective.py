@@ -53,7 +53,8 @@ _NAME = "a block in mode 'selective'"
 def selecting() -> Iterator[None]:
     """Keep no output in this context that can be made again of what is kept.
 
-    A block that runs twice around this one drops what it saves, or needs it at once.
+    In a block that runs twice it changes nothing: a first run keeps nothing, a second one
+    is part of the backward pass. What is compiled keeps what its compiler chooses.
 
     Examples
     --------
@@ -65,7 +66,7 @@ def selecting() -> Iterator[None]:
     >>> layers[0].weight.grad.shape
     torch.Size([8])
     """
-    if running() or not torch.is_grad_enabled():
+    if torch.compiler.is_compiling() or running() or not torch.is_grad_enabled():
         yield
         return
     table = _Table()
