@@ -136,7 +136,7 @@ class Mode(str, enum.Enum):
     SELECTIVE = ModeSpec(
         "selective",
         "its input and those of normalisations, whose outputs are made again",
-        "select.",
+        "sel.",
         "#CC79A7",
         context="speechbrain_rev.reversible.selective:selecting",
     )
