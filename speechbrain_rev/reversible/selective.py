@@ -32,6 +32,7 @@ from speechbrain_rev.reversible.replay import Autocast, running
 from speechbrain_rev.reversible.state import version_of
 from speechbrain_rev.torch_private import (
     has_storage,
+    saved_tensor_hooks,
     storage_key,
     tree_flatten,
     tree_leaves,
@@ -71,7 +72,7 @@ def selecting() -> Iterator[None]:
         return
     table = _Table()
     try:
-        with saved_tensors_hooks(table.pack, lambda view: view.get()), _Noting(table):
+        with saved_tensors_hooks(table.pack, lambda held: held.get()), _Noting(table):
             yield
     finally:
         table.clear()
@@ -105,7 +106,7 @@ class _Call:
 class _Map:
     """A tensor at one version: its value, or the call that makes it again."""
 
-    def __init__(self, x: Tensor, source: Held | _Call) -> None:
+    def __init__(self, x: Tensor, source: _Value | _Call) -> None:
         self.place, self.version, self.source = Place(x), version_of(x), source
         self._users = self._asked = 0
         self._shared: Tensor | None = None
@@ -143,11 +144,27 @@ class _View:
 
     def get(self) -> Tensor:
         """Give what lies there."""
-        return self.map.place.part_in(self.map.get(), self.place)
+        x, whole = self.map.get(), self.map.place
+        if x.stride() != whole.strides and self.place.shape != whole.shape:
+            # Hooks around the block may give back a copy in another layout.
+            x = x.new_empty_strided(whole.shape, whole.strides).copy_(x)
+        return whole.part_in(x, self.place)
 
 
+class _Packed:
+    """A tensor as hooks around the block hold it: compressed, or on the host."""
+
+    def __init__(self, packed: Any, unpack: Callable[[Any], Tensor]) -> None:
+        self._packed, self._unpack = packed, unpack
+
+    def get(self) -> Tensor:
+        """Give the value."""
+        return self._unpack(self._packed)
+
+
+_Value = Held | _Packed
 #: What a call has in the place of tensors.
-_KEPT = (_Call, _View, Held)
+_KEPT = (_Call, _View, Held, _Packed)
 
 
 class _Table:
@@ -155,6 +172,7 @@ class _Table:
 
     def __init__(self) -> None:
         self._maps: dict[int, tuple[weakref.ref[Any], list[_Map]]] = {}
+        self._hooks = saved_tensor_hooks()
 
     def clear(self) -> None:
         """Leave the maps to the graph."""
@@ -169,11 +187,11 @@ class _Table:
                 return _View(each, place)
         return None
 
-    def pack(self, x: Tensor) -> _View | Held:
+    def pack(self, x: Tensor) -> _View | _Value:
         """Take what autograd wants to keep."""
         if not _has_place(x):
-            return Held(_NAME, x.detach())
-        view = self.find(x) or self._add(x, Held(_NAME, x.detach()))
+            return self._keep(x)
+        view = self.find(x) or self._add(x, self._keep(x))
         view.use()
         return view
 
@@ -187,7 +205,7 @@ class _Table:
             if isinstance(x, Tensor):
                 leaves[i] = view = self.find(x)
                 if view is None:
-                    leaves[i] = Held(_NAME, x.detach())
+                    leaves[i] = self._keep(x)
                     new_bytes += x.nbytes
         # Weights and statistics are small, another map is not.
         if 2 * new_bytes < y.nbytes:
@@ -208,7 +226,13 @@ class _Table:
         else:
             view.map.make_by(call)
 
-    def _add(self, x: Tensor, source: Held | _Call) -> _View:
+    def _keep(self, x: Tensor) -> _Value:
+        if self._hooks is None:
+            return Held(_NAME, x.detach())
+        pack, unpack = self._hooks
+        return _Packed(pack(x), unpack)
+
+    def _add(self, x: Tensor, source: _Value | _Call) -> _View:
         storage, known = x.untyped_storage(), self._maps
         key = storage_key(storage)
         if key not in known:
