@@ -78,7 +78,7 @@ def selecting() -> Iterator[None]:
         table.clear()
 
 
-class _Call:
+class _CheapCall:
     """A call of a function, whose tensors are views of maps, or kept."""
 
     def __init__(
@@ -90,7 +90,7 @@ class _Call:
     def use(self) -> None:
         """Count one more who takes, in each backward pass, what it is called with."""
         for leaf in self._given[0]:
-            if isinstance(leaf, (_Call, _View)):
+            if isinstance(leaf, (_CheapCall, _View)):
                 leaf.use()
 
     @torch.no_grad()
@@ -106,7 +106,7 @@ class _Call:
 class _Map:
     """A tensor at one version: its value, or the call that makes it again."""
 
-    def __init__(self, x: Tensor, source: _Value | _Call) -> None:
+    def __init__(self, x: Tensor, source: _Value | _CheapCall) -> None:
         self.place, self.version, self.source = Place(x), version_of(x), source
         self._users = self._asked = 0
         self._shared: Tensor | None = None
@@ -114,10 +114,10 @@ class _Map:
     def use(self) -> None:
         """Count one more who takes it in each backward pass."""
         self._users += 1
-        if self._users == 1 and isinstance(self.source, _Call):
+        if self._users == 1 and isinstance(self.source, _CheapCall):
             self.source.use()
 
-    def make_by(self, call: _Call) -> None:
+    def make_by(self, call: _CheapCall) -> None:
         """Drop the value."""
         self.source = call
         if self._users:
@@ -126,7 +126,7 @@ class _Map:
     def get(self) -> Tensor:
         """Give the value; one that was made again lives till the last user has it."""
         x = self.source.get() if self._shared is None else self._shared
-        if isinstance(self.source, _Call):
+        if isinstance(self.source, _CheapCall):
             self._asked += 1
             self._shared = x if self._asked % self._users else None
         return x
@@ -164,7 +164,7 @@ class _Packed:
 
 _Value = Held | _Packed
 #: What a call has in the place of tensors.
-_KEPT = (_Call, _View, Held, _Packed)
+_KEPT = (_CheapCall, _View, Held, _Packed)
 
 
 class _Table:
@@ -209,17 +209,17 @@ class _Table:
                     new_bytes += x.nbytes
         # Weights and statistics are small, another map is not.
         if 2 * new_bytes < y.nbytes:
-            self._note(y, _Call(function, tree_unflatten(leaves, structure), y))
+            self._note(y, _CheapCall(function, tree_unflatten(leaves, structure), y))
 
     def note_write(
         self, y: Tensor, before: _View, function: Callable[..., Tensor], keywords: Any
     ) -> None:
         """Note what was written over an output that can be made again itself."""
         source = before.map.source
-        if isinstance(source, _Call) and before.place.covers(before.map.place):
-            self._note(y, _Call(function, ((source,), keywords), y))
+        if isinstance(source, _CheapCall) and before.place.covers(before.map.place):
+            self._note(y, _CheapCall(function, ((source,), keywords), y))
 
-    def _note(self, y: Tensor, call: _Call) -> None:
+    def _note(self, y: Tensor, call: _CheapCall) -> None:
         # ReLU has saved its output by now, those that read it will.
         if (view := self.find(y)) is None:
             self._add(y, call)
@@ -232,7 +232,7 @@ class _Table:
         pack, unpack = self._hooks
         return _Packed(pack(x), unpack)
 
-    def _add(self, x: Tensor, source: _Value | _Call) -> _View:
+    def _add(self, x: Tensor, source: _Value | _CheapCall) -> _View:
         storage, known = x.untyped_storage(), self._maps
         key = storage_key(storage)
         if key not in known:
