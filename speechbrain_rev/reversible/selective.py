@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from speechbrain_rev.compression.activations import Place
-from speechbrain_rev.compression.layers import Kind
 from speechbrain_rev.reversible.hooks import Held
+from speechbrain_rev.reversible.norm import normalised
 from speechbrain_rev.reversible.replay import Autocast, running
 from speechbrain_rev.reversible.state import version_of
 from speechbrain_rev.torch_private import (
@@ -35,15 +35,14 @@ from speechbrain_rev.torch_private import (
     saved_tensor_hooks,
     storage_key,
     tree_flatten,
-    tree_leaves,
     tree_unflatten,
 )
 
-#: Functions that take about as long as a copy, beside normalisations of our own.
+#: Functions that take about as long as a copy.
 _CHEAP = frozenset(
     [
-        F.batch_norm, F.layer_norm, F.relu, torch.relu, torch.relu_, Tensor.relu,
-        Tensor.relu_, F.gelu, F.pad, torch.cat, Tensor.contiguous,
+        normalised, F.batch_norm, F.layer_norm, F.relu, torch.relu, torch.relu_,
+        Tensor.relu, Tensor.relu_, F.gelu, F.pad, torch.cat, Tensor.contiguous,
     ]
 )  # fmt: skip
 _BATCH_NORM = inspect.signature(F.batch_norm)
@@ -59,7 +58,6 @@ def selecting() -> Iterator[None]:
 
     Examples
     --------
-    >>> from torch import nn
     >>> layers = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
     >>> with selecting():
     ...     y = layers(torch.randn(2, 8, 16, 16))
@@ -82,29 +80,34 @@ class _CheapCall:
     """A call of a function, whose tensors are views of maps, or kept."""
 
     def __init__(
-        self, function: Callable[..., Tensor], given: tuple[Any, Any], y: Tensor
+        self,
+        function: Callable[..., Tensor],
+        leaves: list[Any],
+        structure: Any,
+        y: Tensor,
     ) -> None:
-        self._function, self._given = function, tree_flatten(given)
+        self._function, self._leaves, self._structure = function, leaves, structure
         self._autocast = Autocast.now({y.device})
 
     def use(self) -> None:
         """Count one more who takes, in each backward pass, what it is called with."""
-        for leaf in self._given[0]:
+        for leaf in self._leaves:
             if isinstance(leaf, (_CheapCall, _View)):
                 leaf.use()
 
     @torch.no_grad()
     def get(self) -> Tensor:
         """Call the function again."""
-        leaves, structure = self._given
-        again = (x.get() if isinstance(x, _KEPT) else x for x in leaves)
-        args, keywords = tree_unflatten(again, structure)
+        leaves = (x.get() if isinstance(x, _KEPT) else x for x in self._leaves)
+        args, keywords = tree_unflatten(leaves, self._structure)
         with self._autocast():
             return self._function(*args, **keywords)
 
 
 class _Map:
     """A tensor at one version: its value, or the call that makes it again."""
+
+    __slots__ = ("_asked", "_shared", "_users", "place", "source", "version")
 
     def __init__(self, x: Tensor, source: _Value | _CheapCall) -> None:
         self.place, self.version, self.source = Place(x), version_of(x), source
@@ -134,6 +137,8 @@ class _Map:
 
 class _View:
     """A place within a map: what the graph holds, and what calls take."""
+
+    __slots__ = ("map", "place")
 
     def __init__(self, of: _Map, place: Place) -> None:
         self.map, self.place = of, place
@@ -180,17 +185,18 @@ class _Table:
 
     def find(self, x: Tensor) -> _View | None:
         """Find a tensor, as it is now, in a map."""
-        _, maps = self._maps.get(storage_key(x), (None, ()))
+        if not _has_place(x) or (known := self._maps.get(storage_key(x))) is None:
+            return None
         place, version = Place(x), version_of(x)
-        for each in maps:
+        for each in known[1]:
             if each.version == version and each.place.covers(place):
                 return _View(each, place)
         return None
 
     def pack(self, x: Tensor) -> _View | _Value:
         """Take what autograd wants to keep."""
-        if not _has_place(x):
-            return self._keep(x)
+        if x.dim() < 2 or isinstance(x, nn.Parameter) or not _has_place(x):
+            return self._keep(x)  # no map
         view = self.find(x) or self._add(x, self._keep(x))
         view.use()
         return view
@@ -209,7 +215,7 @@ class _Table:
                     new_bytes += x.nbytes
         # Weights and statistics are small, another map is not.
         if 2 * new_bytes < y.nbytes:
-            self._note(y, _CheapCall(function, tree_unflatten(leaves, structure), y))
+            self._note(y, _CheapCall(function, leaves, structure, y))
 
     def note_write(
         self, y: Tensor, before: _View, function: Callable[..., Tensor], keywords: Any
@@ -217,7 +223,8 @@ class _Table:
         """Note what was written over an output that can be made again itself."""
         source = before.map.source
         if isinstance(source, _CheapCall) and before.place.covers(before.map.place):
-            self._note(y, _CheapCall(function, ((source,), keywords), y))
+            given = tree_flatten(((source,), keywords))
+            self._note(y, _CheapCall(function, *given, y))
 
     def _note(self, y: Tensor, call: _CheapCall) -> None:
         # ReLU has saved its output by now, those that read it will.
@@ -238,8 +245,9 @@ class _Table:
         if key not in known:
             # The next storage may have the number of one that was freed.
             known[key] = weakref.ref(storage, lambda _: known.pop(key, None)), []
-        known[key][1].append(_Map(x, source))
-        return _View(known[key][1][-1], Place(x))
+        new = _Map(x, source)
+        known[key][1].append(new)
+        return _View(new, new.place)
 
 
 def _has_place(x: Tensor) -> bool:
@@ -258,15 +266,18 @@ class _Noting(TorchFunctionMode):
     ) -> Any:
         """Call a function."""
         kwargs = kwargs or {}
-        is_ours = getattr(func, "layer_kind", None) is Kind.NORMALISATION
-        if not (is_ours or func in _CHEAP):
+        if func not in _CHEAP:
             return func(*args, **kwargs)
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        if not all(map(_has_place, tensors)):
-            return func(*args, **kwargs)
-        x, table = tensors[0], self._table
+        table = self._table
+        given = (
+            x for x in (*args, *kwargs.values()) if isinstance(x, (Tensor, list, tuple))
+        )
+        first = next(given)
+        x: Tensor = first if isinstance(first, Tensor) else first[0]
         before, version = table.find(x), version_of(x)
         y: Tensor = func(*args, **kwargs)
+        if not _has_place(y):
+            return y
         if storage_key(y) != storage_key(x):
             table.note(y, func, *_without_running(func, args, kwargs))
         elif version_of(y) != version and before is not None:

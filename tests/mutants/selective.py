@@ -123,8 +123,8 @@ SELECTIVE = [
     ),
     CODE(
         "selective: normalisations of this package keep their outputs",
-        'getattr(func, "layer_kind", None) is Kind.NORMALISATION',
-        "False",
+        "        normalised, F",
+        "        F",
         ENCODERS("selective_blocks"),
     ),
 ]
