@@ -127,11 +127,10 @@ class _Map:
             call.use()
 
     def get(self) -> Tensor:
-        """Give the value; one that was made again lives till the last user has it."""
+        """Give the value, which is made or unpacked once and lives till all users have it."""
         x = self.source.get() if self._shared is None else self._shared
-        if isinstance(self.source, _CheapCall):
-            self._asked += 1
-            self._shared = x if self._asked % self._users else None
+        self._asked += 1
+        self._shared = x if self._asked % self._users else None
         return x
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from speechbrain_rev.compression.activations import (
     ActivationCompression,
@@ -395,6 +396,18 @@ def test_hooks_around_a_block_hold_what_it_keeps():
     # Inputs of the convolution before, of the block and of its normalisation, and ReLU's
     # output, which becomes known when it is there.
     assert len(stored) == 4
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_within_torch_s_checkpoint_bits_are_those_of_storing(reentrant):
+    """Its hooks give each tensor once."""
+    steps = []
+    for mode in ("store", "selective"):
+        network, x = network_of(USUAL, "in place", mode=mode), batch(True)
+        y = checkpoint(network, x, use_reentrant=reentrant)
+        y.square().mean().backward()
+        steps.append({"x": x.grad} | {n: p.grad for n, p in network.named_parameters()})
+    assert_same_bits(*steps)
 
 
 def test_compiled_blocks_keep_what_their_compiler_chooses():
