@@ -54,9 +54,11 @@ from speechbrain_rev.lobes.geometry import channels_at_the_peak
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Infeasible, Plan, Profile, Sweep, sweep
+from speechbrain_rev.planner.choice import choose
 from speechbrain_rev.planner.memory import make_gradients, unless_memory_runs_out
-from speechbrain_rev.planner.plan import choose, plan_within, refusal, shares
+from speechbrain_rev.planner.plan import plan_within, shares
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
+from speechbrain_rev.planner.refusals import refusal
 from speechbrain_rev.planner.step import Channels
 from speechbrain_rev.planner.timing import seconds_of
 from speechbrain_rev.processes import ended_by_signal

@@ -43,9 +43,9 @@ from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.recompute import (
     named,
     recompute_call,
-    recompute_each,
     trains,
 )
+from speechbrain_rev.reversible.recompute_each import recompute_each
 from speechbrain_rev.reversible.streams import Streams, join
 from speechbrain_rev.torch_private import is_compiled, tree_flatten, tree_unflatten
 

@@ -7,9 +7,10 @@ from speechbrain_rev.planner.memory import (
     breakdown,
     live_bytes_peak,
 )
-from speechbrain_rev.planner.plan import Plan, largest_batch, plan, plan_step, remedies
+from speechbrain_rev.planner.plan import Plan, plan, plan_step
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.profiling import profile
+from speechbrain_rev.planner.refusals import largest_batch, remedies
 from speechbrain_rev.planner.search import repeated_blocks
 from speechbrain_rev.planner.step import Step, step_of
 from speechbrain_rev.planner.sweep import Sweep, sweep

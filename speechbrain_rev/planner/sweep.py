@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from speechbrain_rev.modes import ALONE
+from speechbrain_rev.planner.choice import Choice, choose
 from speechbrain_rev.planner.memory import unless_memory_runs_out
-from speechbrain_rev.planner.plan import Choice, choose, refusal
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
+from speechbrain_rev.planner.refusals import refusal
 from speechbrain_rev.planner.step import Channels, Step
 from speechbrain_rev.sizes import size_text, whole_bytes
 

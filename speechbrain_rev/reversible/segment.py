@@ -582,7 +582,7 @@ class _Reconstruct(torch.autograd.Function):
             del x
             kept, changed, of_kept, of_changed = changed, kept, of_changed, of_kept
         _compare(ctx, 0, [kept, changed])
-        if ctx.notes.differs is not None:
+        if ctx.notes.mismatches is not None:
             ctx.notes.checks.settle()
         return (None,) * 8 + (of_kept.value, of_changed.value, *gradients.values)
 

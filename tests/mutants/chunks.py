@@ -8,7 +8,7 @@ BLOCKS_CODE = Source("speechbrain_rev/lobes/blocks.py")
 CONVOLUTION_CODE = Source("speechbrain_rev/reversible/convolution.py")
 SEGMENT_CODE = Source("speechbrain_rev/reversible/segment.py")
 LAYERS_CODE = Source("speechbrain_rev/lobes/layers.py")
-RECOMPUTE_CODE = Source("speechbrain_rev/reversible/recompute.py")
+PIECES_CODE = Source("speechbrain_rev/reversible/recompute_each.py")
 CHAIN_CODE = Source("speechbrain_rev/reversible/chain.py")
 TRACE_TESTS = Tests("tests/unit/planner/test_trace.py")
 CHAIN_TESTS = Tests("tests/unit/reversible/test_chain.py")
@@ -131,7 +131,7 @@ CHUNKS = [
         "    return each(modules, arguments, last=last, **options)",
         TESTS("a_recomputed_encoder"),
     ),
-    RECOMPUTE_CODE(
+    PIECES_CODE(
         "7: an encoder without gradients returns nothing in a second run",
         "joins._replace(empty=False)",
         "joins",
@@ -143,13 +143,13 @@ CHUNKS = [
         "if True:\n            if of_x:",
         ENCODER("bits_of_storing and backward"),
     ),
-    RECOMPUTE_CODE(
+    PIECES_CODE(
         "7: what a unit returns is put together twice",
         "empty=last and repeating()",
         "empty=False",
         TESTS("no_more_than_promised"),
     ),
-    RECOMPUTE_CODE(
+    PIECES_CODE(
         "7: spent storage is not used",
         "if i in ctx.reuse and own is not None:",
         "if False:",

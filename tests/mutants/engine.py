@@ -6,6 +6,7 @@ CHAIN = Tests("tests/unit/reversible/test_chain.py")
 NORM = Tests("tests/unit/reversible/test_norm.py")
 ENCODER = Tests("tests/unit/lobes/test_encoder.py")
 RECOMPUTE_CODE = Source("speechbrain_rev/reversible/recompute.py")
+PIECES_CODE = Source("speechbrain_rev/reversible/recompute_each.py")
 REPLAY_CODE = Source("speechbrain_rev/reversible/replay.py")
 SEGMENT_CODE = Source("speechbrain_rev/reversible/segment.py")
 RECOMPUTE = Tests("tests/unit/reversible/test_recompute.py")
@@ -378,7 +379,7 @@ ENGINE = [
         "fingerprint(x)",
         RECOMPUTE("another_layout"),
     ),
-    RECOMPUTE_CODE(
+    PIECES_CODE(
         "11: what is recomputed in pieces is not compared",
         "    comparison = begin_comparison(checks, name)",
         "    comparison = None",

@@ -9,6 +9,7 @@ BUDGET_TESTS = Tests("tests/unit/training/test_memory_budget.py")
 SEARCH_TESTS = Tests("tests/unit/planner/test_search.py")
 TRACE_TESTS = Tests("tests/unit/planner/test_trace.py")
 PLAN_CODE = Source("speechbrain_rev/planner/plan.py")
+REFUSALS_CODE = Source("speechbrain_rev/planner/refusals.py")
 PROFILE_CODE = Source("speechbrain_rev/planner/profile.py")
 PROFILING_CODE = Source("speechbrain_rev/planner/profiling.py")
 TRIED_CODE = Source("speechbrain_rev/planner/tried_modes.py")
@@ -161,7 +162,7 @@ PLANNER = [
         "pass",
         PROFILE_TESTS("predicted"),
     ),
-    PLAN_CODE(
+    REFUSALS_CODE(
         "planner: the first step of another batch is counted",
         "trial.run()  # Tensors that a first step makes are not counted.",
         "pass",
@@ -173,7 +174,7 @@ PLANNER = [
         "return real",
         PLAN_TESTS("other_batches_are_not_known"),
     ),
-    PLAN_CODE(
+    REFUSALS_CODE(
         "planner: one sample without batch statistics ends the search of a batch",
         "return _needed_bytes(profiler, lightest, 2)",
         "raise",

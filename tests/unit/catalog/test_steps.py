@@ -20,8 +20,8 @@ from speechbrain_rev.planner import (
     profile,
     profiling,
 )
+from speechbrain_rev.planner.choice import choose
 from speechbrain_rev.planner.knapsack import Cost
-from speechbrain_rev.planner.plan import choose
 from speechbrain_rev.planner.profile import BlockProfile
 from speechbrain_rev.sizes import GIB
 from tests.unit.training.recipe_steps import CPU

@@ -171,7 +171,7 @@ def with_a_forward_of_its_own():
     ("block", "reason"),
     [
         (lambda: nn.ReLU(inplace=True), r" \(ReLU\) wrote into its"),
-        (with_a_forward_of_its_own, ": .*forward of its own"),
+        (with_a_forward_of_its_own, ".*forward of its own"),
     ],
 )
 def test_what_cannot_run_again_runs_once_and_is_named(block, reason, measure):

@@ -24,7 +24,7 @@ from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.checkpointer import CHANNELS
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.planner import Infeasible, Plan, plan
-from speechbrain_rev.planner.plan import Choice
+from speechbrain_rev.planner.choice import Choice
 from speechbrain_rev.planner.saved_profiles import VARIABLE
 from speechbrain_rev.training import give_modes
 
