@@ -55,6 +55,8 @@ def largest_batch(
     Examples
     --------
     >>> import torch
+    >>> from torch import nn
+    >>> from speechbrain_rev.planner import step_of
     >>> network = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
     >>> step = step_of(network, torch.randn(16, 64), blocks="?")
     >>> largest_batch(step, "1MiB") > largest_batch(step, "0.5MiB") > 16
@@ -108,6 +110,8 @@ def remedies(
     Examples
     --------
     >>> import torch
+    >>> from torch import nn
+    >>> from speechbrain_rev.planner import step_of
     >>> network = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
     >>> step = step_of(network, torch.randn(4096, 64), blocks="?")
     >>> changes = remedies(step, Infeasible(12 * 2**20, 4 * 2**20))
