@@ -34,7 +34,7 @@ def test_a_budget_comes_to_its_plan_in_few_calls(tmp_path, monkeypatch, changed)
     walk = walk_of_recipe(tmp_path, **changed)
     # It was followed all the way.
     reached = {call.function.split(".")[-1].partition(":")[0] for call in walk.calls}
-    assert {"budget_bytes_of", "plan_step", "solve", "to_json", "apply"} <= reached
+    assert {"budget_bytes_of", "plan_step", "solve", "of_values", "apply"} <= reached
     assert len(walk.sizes) == 2
     calls = "\n".join(map(str, walk.calls))
     assert len(walk.modules) <= MOST_MODULES, calls
