@@ -83,6 +83,9 @@ class Mode(str, enum.Enum):
     -------
     STORE
         All activations, as autograd does.
+    SELECTIVE
+        All activations but outputs of normalisation, ReLU and GELU whose input is kept:
+        the backward pass makes them again.
     RECONSTRUCT
         Nothing: the inputs are reconstructed from the outputs. Needs an invertible
         block.
@@ -130,6 +133,13 @@ class Mode(str, enum.Enum):
         return not self.spec.joins or runs_again
 
     STORE = ModeSpec("store", "all activations", "store", "#8C8C8C")
+    SELECTIVE = ModeSpec(
+        "selective",
+        "its input and those of normalisations, whose outputs are made again",
+        "sel.",
+        "#CC79A7",
+        context="speechbrain_rev.reversible.selective:selecting",
+    )
     RECONSTRUCT = ModeSpec(
         "reconstruct",
         "nothing, as the input follows from the output",

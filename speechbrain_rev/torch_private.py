@@ -99,6 +99,14 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def saved_tensor_hooks() -> (
+    tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None
+):
+    """Give the innermost pair of saved-tensor hooks; None if there is none."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return None if hooks is None else tuple(hooks)
+
+
 def graph_is_kept() -> bool:
     """Whether the backward pass under way will be allowed a second time."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())

@@ -129,7 +129,7 @@ def mode_counts(modes: Iterable[str]) -> dict[str, int]:
     Examples
     --------
     >>> mode_counts(["recompute", "store", "store"])
-    {'store': 2, 'reconstruct': 0, 'recompute': 1}
+    {'store': 2, 'selective': 0, 'reconstruct': 0, 'recompute': 1}
     """
     counts = Counter(modes)
     return {mode: counts[mode] for mode in PLANNED if mode in MODES or counts[mode]}

@@ -105,7 +105,7 @@ RULES = (
             not Mode(mode).spec.needs_inverse or architecture(arch).reversible
         ),
         "this encoder is not reversible, nothing can be reconstructed. Give a mode that "
-        "needs no inverse: store or recompute.",
+        "needs no inverse: store, selective or recompute.",
     ),
     KnobRule(
         ("arch", "chunk"),

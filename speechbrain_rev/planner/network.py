@@ -423,7 +423,7 @@ def without(network: Network, mode: Mode, names: Collection[str]) -> Restricted:
     >>> chain = ReversibleChain(AdditiveCoupling(nn.Tanh(), nn.Tanh()) for _ in range(2))
     >>> network = without(as_network(chain), Mode.RECONSTRUCT, ["blocks.1"])
     >>> {name: len(modes) for name, modes in network.allowed_modes().items()}
-    {'blocks.0': 3, 'blocks.1': 2}
+    {'blocks.0': 4, 'blocks.1': 3}
     """
     allowed = network.allowed_modes()
     fewer = {n: tuple(m for m in allowed[n] if m is not mode) for n in names}
@@ -438,7 +438,7 @@ def compressible(network: Network, names: Collection[str]) -> Restricted:
     >>> network = as_network(nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU()), "*")
     >>> modes = compressible(network, ["0"]).allowed_modes()
     >>> [mode.value for mode in modes["0"]], len(modes["1"])
-    (['store', 'recompute', 'compress'], 2)
+    (['store', 'selective', 'recompute', 'compress'], 3)
     """
     allowed = network.allowed_modes()
     more = {n: with_lossy(allowed)[n] for n in names}

@@ -104,7 +104,7 @@ def profile(
     >>> network = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     >>> blocks = profile(step_of(network, torch.randn(4, 8), blocks="?")).blocks
     >>> [block.name for block in blocks], blocks[0].modes
-    (['0', '1', '2'], ['store', 'recompute'])
+    (['0', '1', '2'], ['store', 'selective', 'recompute'])
     """
     with step.training():
         return profiler_of(step, max_gradient_error).timed(channels)

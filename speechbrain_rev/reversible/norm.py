@@ -135,7 +135,7 @@ class BatchNorm(nn.Module):
             # Of some channels of a map torch's kernels are slow.
             x = x.contiguous(memory_format=torch.channels_last)
         statistics = batch_statistics(lambda: self._measure(x.detach(), mask))
-        y = _normalised(x, self.weight, self.bias, statistics, mask, self, fused)
+        y = normalised(x, self.weight, self.bias, statistics, mask, self, fused)
         # In a kernel both are one pass over memory; else ReLU is autograd's own, which frees
         # the gradient that it is given before that of the normalisation begins.
         apart = self.relu and not fused
@@ -343,7 +343,8 @@ def _update(update: _Update) -> None:
 
 
 @layer_function(Kind.NORMALISATION)
-def _normalised(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
+def normalised(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
+    """Normalise with statistics that were measured before."""
     y: Tensor = _Normalise.apply(x, weight, *others)
     return y
 

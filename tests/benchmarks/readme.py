@@ -15,6 +15,7 @@ from typing import Any
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.catalog import ListedEncoder, ModelsReport, Training, select
+from speechbrain_rev.catalog.counts import counted_peaks
 from speechbrain_rev.catalog.table import EPOCHS, MODES
 from speechbrain_rev.devices import parse_card
 from speechbrain_rev.modes import Mode
@@ -403,10 +404,11 @@ def _model(model: ListedEncoder) -> dict[str, str]:
         "params, M": f"{model.row.parameters / 1e6:.1f}",
         "published EER, %": "-" if eer is None else f"{eer:.2f}",
     }
-    for mode in MODES:
+    counted = [mode for mode in MODES if any(mode in key for key in counted_peaks())]
+    for mode in counted:
         size = model.bytes_per_utterance(mode, 200)
         row[f"MiB {mode}"] = "" if size is None else f"{size / MIB:.1f}"
-    for mode in MODES:
+    for mode in counted:
         batch = model.largest_batch(mode)
         # Bold is what the question asks for.
         shown = f"**{batch}**" if batch is not None and batch >= BATCH else batch

@@ -32,6 +32,7 @@ from .lengths import LENGTHS
 from .mutant import Mutant
 from .optimizer import OPTIMIZER
 from .planner import PLANNER
+from .selective import SELECTIVE
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS_FAILED = 1
@@ -46,6 +47,7 @@ MUTANTS = [
     *LENGTHS,
     *OPTIMIZER,
     *PLANNER,
+    *SELECTIVE,
 ]
 
 

@@ -61,7 +61,7 @@ def test_a_budget_changes_memory_and_no_bit(trained, begun, caplog):
     planned = trained("planned", FEW_STEPS, memory_budget=budget)
     assert_same_weights(planned, begun)
     plan = Plan.load(planned / "plan.json")
-    assert {"reconstruct", "recompute"} & set(plan.modes.values())
+    assert {"reconstruct", "recompute", "selective"} & set(plan.modes.values())
     assert plan.measured_bytes <= plan.budget_bytes < stored.measured_bytes
     assert f"memory plan: {in_words(plan)}" in caplog.messages
     # A plan_file gives the modes; where a mode is given, neither counts.

@@ -148,6 +148,15 @@ def test_transforms_are_known():
     assert seen == [True, True, False]
 
 
+def test_the_innermost_hooks_of_saved_tensors_are_known():
+    outer, inner = (abs, max), (min, sum)
+    assert torch_private.saved_tensor_hooks() is None
+    with torch.autograd.graph.saved_tensors_hooks(*outer):
+        with torch.autograd.graph.saved_tensors_hooks(*inner):
+            assert torch_private.saved_tensor_hooks() == inner
+        assert torch_private.saved_tensor_hooks() == outer
+
+
 def test_hooks_of_all_modules_are_known():
     everywhere = torch.nn.modules.module
     assert torch_private.hooks_of_all_modules() == (False, False)

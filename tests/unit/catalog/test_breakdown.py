@@ -83,7 +83,10 @@ def test_before_is_stored_at_32_bit_and_after_is_as_asked():
     ("wrong", "message"),
     [
         ({"mode": "reconstruct"}, "resnet34 has no reversible blocks"),
-        ({"mode": "compress"}, "takes store, reconstruct, recompute, not compress"),
+        (
+            {"mode": "compress"},
+            "takes store, selective, reconstruct, recompute, not compress",
+        ),
         ({"batch": 0}, "from 1 to 1000000 utterances, not 0"),
         ({"frames": -3}, "from 1 to 100000 frames of 10 ms, not -3"),
         ({"frames": 3}, "needs at least 9 frames"),

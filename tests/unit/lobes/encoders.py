@@ -48,7 +48,9 @@ def feats(batch=2, time=43, dtype=torch.float64, n_mels=80):
 
 
 def modes_of(name):
-    return ["store", "recompute"] + ["reconstruct"] * ARCHITECTURES[name].reversible
+    return ["store", "selective", "recompute"] + ["reconstruct"] * ARCHITECTURES[
+        name
+    ].reversible
 
 
 #: All encoders in all modes that they have.

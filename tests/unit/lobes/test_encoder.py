@@ -511,6 +511,25 @@ def test_compressing_is_storing_within_the_bounds_in_less_memory(name):
     assert all(layer.startswith(prefixes) for layer in encoder.compression.records)
 
 
+#: The peak of a step with selective blocks, as a share of the stored one.
+SELECTIVE_SHARES = {
+    "resnet34": 0.80, "resnet101": 0.84, "df_resnet56": 0.60, "revnet46": 0.69,
+    "revnet57": 0.68, "revnet140": 0.79, "revnet155": 0.78, "df_revnet66": 0.69,
+    "df_revnet89": 0.70,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_selective_blocks_hold_no_output_of_a_normalisation(name):
+    peaks = []
+    for mode in ("store", "selective"):
+        encoder = on_meta(name, mode=mode, blocks=(2, 2, 2, 2))
+        x = torch.randn(16, 200, 80, device="meta")
+        peaks.append(live_bytes_peak(lambda n=encoder, x=x: n(x).sum().backward()))
+    share = SELECTIVE_SHARES[name]
+    assert share - 0.01 < peaks[1] / peaks[0] < share + 0.005
+
+
 @pytest.mark.parametrize("chunk", [20_000, None])
 @pytest.mark.parametrize("weight", ["stem.convs.0", "stages.1.entry.conv"])
 def test_what_is_recomputed_in_pieces_is_compared_too(weight, chunk):

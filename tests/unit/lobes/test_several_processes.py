@@ -22,7 +22,7 @@ from tests.unit.reversible.processes import run_in_processes
 # share that is missing, show at 1e-3 or more.
 EXACT = 1e-10
 UTTERANCES = 8
-PLANS = ["store", "reconstruct", "mixed"]
+PLANS = ["store", "selective", "reconstruct", "mixed"]
 #: Unchunked: a chunk's statistics are gathered on their own.
 SYNC = {"frozen": False, "chunk": None}
 

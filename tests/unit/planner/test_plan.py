@@ -54,7 +54,13 @@ from tests.unit.planner.networks import (
 )
 from tests.unit.planner.test_profiling import NETWORKS, X
 
-SECONDS = {"store": 1.0, "reconstruct": 2.0, "recompute": 3.0, "join": 3.0}
+SECONDS = {
+    "store": 1.0,
+    "selective": 1.5,
+    "reconstruct": 2.0,
+    "recompute": 3.0,
+    "join": 3.0,
+}
 
 
 @functools.cache
@@ -148,7 +154,8 @@ class Listing(nn.Sequential):
 def test_what_others_read_or_does_not_follow_the_block_before_joins_none(kind):
     module = kind(*plain(4))
     step = step_of(module, torch.randn(8, 64), blocks="*")
-    assert [b.modes for b in profile(step).blocks] == [["store", "recompute"]] * 4
+    modes = ["store", "selective", "recompute"]
+    assert [b.modes for b in profile(step).blocks] == [modes] * 4
 
 
 @pytest.mark.parametrize("returned", [1, 6])

@@ -150,7 +150,7 @@ def test_first_blocks_that_are_not_trained_store(measure):
     module.b[:2].requires_grad_(False)
     profile = profile_module(module, X, blocks=["b.*"], measure=measure)
     modes = [block.modes for block in profile.blocks]
-    again = ["store", "recompute"]
+    again = ["store", "selective", "recompute"]
     # The first one that is trained has none to join.
     assert modes == [["store"]] * 2 + [again, [*again, "join"]]
     light, full = (profile.uniform(m) for m in ("recompute", "store"))
@@ -174,11 +174,12 @@ def with_a_forward_of_its_own():
         (with_a_forward_of_its_own, ".*forward of its own"),
     ],
 )
-def test_what_cannot_run_again_is_stored_and_named(block, reason, measure):
+def test_what_cannot_run_again_runs_once_and_is_named(block, reason, measure):
     module = Row(layers(WIDTH, WIDTH), block(), layers(WIDTH, WIDTH))
     with pytest.warns(UserWarning, match=rf"Not recomputed.* b\.1{reason}"):
         profile = profile_module(module, X, blocks=["b.*"], measure=measure)
-    assert [b.modes for b in profile.blocks[1:]] == [["store"], ["store", "recompute"]]
+    once = ["store", "selective"]
+    assert [b.modes for b in profile.blocks[1:]] == [once, [*once, "recompute"]]
 
 
 @pytest.mark.filterwarnings(

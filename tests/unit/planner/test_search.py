@@ -127,7 +127,7 @@ def test_blocks_within_blocks_fit_where_the_outer_ones_do_not(block, parts, meas
 def test_blocks_within_blocks_are_planned_where_a_step_is_faster():
     module = in_a_row(Stack, 2)
     stored = plan(module, X, "1GB", measure=False).measured_bytes
-    budget = int(0.9 * stored)
+    budget = int(0.6 * stored)
     coarse = plan(module, X, budget, blocks="?", measure=False)
     finer = plan(module, X, budget, measure=False)
     assert "0.parts.0" in finer.modes

@@ -24,7 +24,8 @@ CPU = torch.device("cpu")
 def test_a_mode_is_faster_than_storing_beyond_the_noise_alone(
     monkeypatch, stored_seconds, expected
 ):
-    factors = {**dict.fromkeys(Mode, 1.0), Mode.STORE: stored_seconds}
+    once = dict.fromkeys((Mode.STORE, Mode.SELECTIVE), stored_seconds)
+    factors = {**dict.fromkeys(Mode, 1.0), **once}
     noise = random.Random(0)
 
     def trace_seconds(network, step, device):

@@ -123,7 +123,7 @@ def test_a_refused_block_is_named_never_reconstructed_and_trains(measure):
     assert len(caught) == 1
     assert profile.about["reconstruction"] == "verified: 2 of 3 blocks"
     first, refused, last = (set(block.modes) for block in profile.blocks)
-    assert refused == {"store", "recompute"}
+    assert refused == {"store", "selective", "recompute"}
     assert first == last == refused | {"reconstruct"}
     lightest = profile.uniform("reconstruct")
     budget = sum(map(profile.peak_bytes, (lightest, profile.uniform("store")))) // 2

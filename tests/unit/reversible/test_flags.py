@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from speechbrain_rev.modes import Mode
 from speechbrain_rev.reversible import cudnn_flags
 from speechbrain_rev.reversible import flags as backend_flags
 
@@ -71,7 +72,7 @@ def test_both_runs_are_pinned_and_the_users_flags_return(mode):
         loss = loss_of(chain(*streams()))
     with user_sets("ieee"):
         loss.backward()
-    pinned, again = (False, True, "tf32"), mode != "store"
+    pinned, again = (False, True, "tf32"), Mode(mode).spec.runs_twice
     assert seen[: 1 + again] == [pinned] * (1 + again)
     # Gradients are computed under the same flags as what they are gradients of.
     assert seen[1 + again :] == [pinned]
@@ -92,7 +93,7 @@ def test_all_runs_take_the_flags_of_cudnn_that_were_chosen(mode, flags):
             backend_flags.Flags.now({torch.device("cpu")}).cudnn
             == backend_flags._PINNED
         )
-    assert seen == [(*flags, "ieee")] * (3 - (mode == "store"))
+    assert seen == [(*flags, "ieee")] * (2 + Mode(mode).spec.runs_twice)
 
 
 @pytest.mark.usefixtures("as_on_cuda")
