@@ -36,6 +36,7 @@ CPU_ONLY = (
     "launches",
     "planned",
     "joined",
+    "selective",
     "scoring_at_scale",
     "manifests",
     "graphs",

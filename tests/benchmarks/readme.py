@@ -80,6 +80,7 @@ CAPTIONS = {
     "layers.",
     "joined": "MiB: memory per 2 s utterance. Batch: largest that fits an 11 GB GPU.\n"
     "Step time: estimated, over that of storing every block.",
+    "selective": "MB: peak of a step. Time: seconds of a step over those of a stored one.",
     "deepest": "Batch: largest that fits an 11 GB GPU with a plan. Last column: seconds of a "
     "reconstructed step\nover those of a stored one.",
     "paper": "Memory per 2 s utterance, reconstructed. Float and exact: the streams. The last "
@@ -220,6 +221,14 @@ COLUMNS = {
         "batch runs": "{batch runs}",
         "step time recompute": "{recompute time:.2f}",
         "step time runs": "{runs time:.2f}",
+    },
+    "selective": {
+        "encoder": "{encoder}",
+        "batch": "{batch}",
+        "stored, MB": "{store MB:,.0f}",
+        "selective, MB": "{selective MB:,.0f}",
+        "of stored": "{of the baseline's peak:.2f}",
+        "time": "{times the baseline:.2f}",
     },
     "deepest": {
         "layers": "{layers}",
@@ -681,6 +690,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     },
     DOCS / "reversible_training.md": {
         "modes": modes,
+        "selective": partial(columns_of, "selective"),
         "deepest": partial(columns_of, "deepest"),
     },
     DOCS / "comparisons.md": {

@@ -48,6 +48,7 @@ from tests.benchmarks import (
     readme,
     rounding,
     scoring_at_scale,
+    selective,
     speech,
     steps,
     users,
@@ -419,6 +420,10 @@ SMALL = {
     ),
     scoring_at_scale: ([SCORING], None),
     joined: ([joined.Setting(("resnet34",), batch=2)], None),
+    selective: (
+        [selective.Setting({"resnet34": 2, "revnet57": 2}, 40, 2, TINIEST)],
+        None,
+    ),
     classes: ([((300, 4),), 2], None),
     ranges: ([], None),
     rounding: ([], None),
