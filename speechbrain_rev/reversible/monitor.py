@@ -308,7 +308,7 @@ class Monitor:
         self.report(limit, wait=False)
         magnitudes = torch.zeros(rows, 2, dtype=torch.float32, device=device)
         differs = None
-        # What counts a step's bytes is to count those of a later one.
+        # A step whose bytes are counted stands for later ones, which compare no block.
         is_counted = dispatch_mode() is not None or not has_values(magnitudes)
         if checks.is_due and not checks.is_settled and not is_counted:
             warns = self.verify == "first" and kernels_may_differ(device)

@@ -278,13 +278,13 @@ class _Noting(TorchFunctionMode):
         if not _has_place(y):
             return y
         if storage_key(y) != storage_key(x):
-            table.note(y, func, *_without_running(func, args, kwargs))
+            table.note(y, func, *_without_running_statistics(func, args, kwargs))
         elif version_of(y) != version and before is not None:
             table.note_write(y, before, func, kwargs)
         return y
 
 
-def _without_running(func: Any, args: Any, keywords: Any) -> tuple[Any, Any]:
+def _without_running_statistics(func: Any, args: Any, keywords: Any) -> tuple[Any, Any]:
     """Leave running statistics out of a call that updates them and does not read them."""
     if func is not F.batch_norm:
         return args, keywords

@@ -1,12 +1,14 @@
 """Chains for the engine's tests and what plain autograd makes of them."""
 
 import copy
+from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from speechbrain_rev.lobes.blocks import (
     BasicResidual,
@@ -216,6 +218,18 @@ def loss_of(outputs):
     weights = torch.linspace(-1, 1, y1.numel(), dtype=y1.dtype, device=y1.device)
     weights = weights.view_as(y1)
     return (y1 * weights + (y2 * weights.flip(-1)).sin()).sum()
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations by their names."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def step(module, inputs, precision=FLOAT64, *, mask=None, seed=2):

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from collections import Counter
 
 import pytest
 import torch
@@ -19,9 +18,17 @@ from speechbrain_rev.modes import Mode
 from speechbrain_rev.planner.memory import LiveBytes, live_bytes_peak
 from speechbrain_rev.reversible.selective import selecting
 from speechbrain_rev.reversible.wrapping import give_mode, mode_of
-from speechbrain_rev.torch_private import TorchDispatchMode, saved_tensor_hooks
+from speechbrain_rev.torch_private import saved_tensor_hooks
 
-from .chains import BF16, FLOAT32, FLOAT64, FP16, assert_same_bits, module_with
+from .chains import (
+    BF16,
+    FLOAT32,
+    FLOAT64,
+    FP16,
+    Counting,
+    assert_same_bits,
+    module_with,
+)
 
 WIDTH = 16
 Row = nn.Sequential
@@ -186,18 +193,6 @@ def test_blocks_hold_what_they_store_but_maps_that_what_is_kept_makes(name):
             held.append(meter.live)
             y.sum().backward()
     assert held[0] - held[1] == pytest.approx(BLOCKS[name][1] * MAP_BYTES)
-
-
-class Counting(TorchDispatchMode):
-    """Counts operations by their names."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("steps", [1, 2])
