@@ -24,7 +24,7 @@ FRAMES = (200, 600)
 
 #: Batches that were counted. Utterances of a batch of one have other strides, which
 #: saves copies, so that one is no point of the line through the others.
-BATCHES = (1, 2, 4, 16, 64, 128, 256)
+BATCHES = (1, 2, 4, 16, 64, 128, 1024, 2048)
 
 # The last stage has a frame for so many of an utterance.
 _STRIDE = 8

@@ -25,6 +25,33 @@ _Reading = TypeVar("_Reading")
 
 _FORWARD = (Moment.FORWARD_BEGINS, Moment.FORWARD_ENDS)
 
+_aten = torch.ops.aten
+#: They allocate, or give what they were given another name.
+_NO_KERNEL = {
+    _aten.empty,
+    _aten.empty_like,
+    _aten.empty_strided,
+    _aten.new_empty,
+    _aten.new_empty_strided,
+    _aten._unsafe_view,
+    _aten.lift_fresh,
+    _aten.detach,
+    _aten.detach_,
+    _aten.resize_,
+    _aten.set_,
+}
+#: They write all of their first argument and do not read it.
+_OVERWRITES = {_aten.copy_, _aten.zero_, _aten.fill_}
+#: They ask their first argument for its shape alone.
+_LIKE = {
+    _aten.zeros_like,
+    _aten.ones_like,
+    _aten.full_like,
+    _aten.new_zeros,
+    _aten.new_ones,
+    _aten.new_full,
+}
+
 
 @dataclass(frozen=True)
 class BlockTrace:
@@ -425,8 +452,7 @@ class _Work(_Lives):
 
         self._flops = self._moved = self._operations = self._host = 0
         # Torch has no entry for a product that is added in place.
-        aten = torch.ops.aten
-        self._flops_of = {aten.baddbmm_: flop_registry[aten.baddbmm], **flop_registry}
+        self._flops_of = {_aten.baddbmm_: flop_registry[_aten.baddbmm], **flop_registry}
 
     @property
     def done(self) -> Work:
@@ -438,14 +464,15 @@ class _Work(_Lives):
     ) -> Any:
         kwargs = kwargs or {}
         outputs, tensors, made = self._run(func, args, kwargs)
-        if func.is_view:
+        access = accessed(func, args, kwargs, tensors, made)
+        if access is None:
             return outputs
         count = self._flops_of.get(func._overloadpacket)
-        if func is torch.ops.aten.convolution_backward.default:
+        if func is _aten.convolution_backward.default:
             self._flops += _backward_flops(*args)
         elif count is not None:
             self._flops += count(*args, **kwargs, out_val=outputs)
-        self._moved += sum(map(_bytes, [*tensors, *made]))
+        self._moved += sum(map(_bytes, itertools.chain(*access)))
         self._operations += 1
         if {x.device for x in tensors if x.dim()} - {x.device for x in made}:
             self._host += sum(map(_bytes, made))
@@ -460,6 +487,25 @@ def _backward_flops(y_grad: Tensor, x: Tensor, weight: Tensor, *more: Any) -> in
     x_grad_wanted, weight_grad_wanted, _ = more[-1]
     forward = 2 * y_grad.numel() * weight[0].numel()
     return forward * (int(x_grad_wanted) + int(weight_grad_wanted))
+
+
+def accessed(
+    func: Any, args: Any, kwargs: Any, taken: list[Tensor], made: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]] | None:
+    """Give the tensors that an operation reads and writes; None if it runs no kernel.
+
+    ``out`` is written alone, and what is written as a whole is not read.
+    """
+    packet = func._overloadpacket
+    if func.is_view or packet in _NO_KERNEL:
+        return None
+    read = taken[1:] if packet in _OVERWRITES or packet in _LIKE else taken
+    read = [x for x in read if x is not kwargs.get("out")]
+    # In-place operations on lists return nothing.
+    if not made and args and isinstance(args[0], list | tuple):
+        # In-place operations on lists return nothing.
+        made = [*args[0]]
+    return read, made
 
 
 def _bytes(x: Tensor) -> int:

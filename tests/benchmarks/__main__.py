@@ -37,6 +37,7 @@ CPU_ONLY = (
     "planned",
     "joined",
     "selective",
+    "shares",
     "scoring_at_scale",
     "manifests",
     "graphs",

@@ -30,7 +30,7 @@ from speechbrain_rev.devices import Speed, parse_card
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.geometry import channels_by_level
 from speechbrain_rev.planner.step import cpu_fakes
-from speechbrain_rev.planner.trace import _bytes, _Work
+from speechbrain_rev.planner.trace import _bytes, _Work, accessed
 from speechbrain_rev.reversible.convolution import Geometry
 from speechbrain_rev.reversible.monitor import has_values
 
@@ -66,20 +66,6 @@ _PRODUCTS = {
     _aten.baddbmm,
     _aten.baddbmm_,
 }
-#: They allocate, or give what they were given another name.
-_NO_KERNEL = {
-    _aten.empty,
-    _aten.empty_like,
-    _aten.empty_strided,
-    _aten.new_empty,
-    _aten.new_empty_strided,
-    _aten._unsafe_view,
-    _aten.lift_fresh,
-    _aten.detach,
-    _aten.detach_,
-    _aten.resize_,
-    _aten.set_,
-}
 #: What launches more than one kernel on a CUDA device: torch's operation measures statistics
 #: in one and updates running ones, here those that are thrown away, in another.
 #: Normalisations of torch's own layers are cuDNN's: one forward and one backward, as
@@ -91,8 +77,6 @@ _SEVERAL_KERNELS = {
 #: Tensors that one kernel of an operation on lists takes, by the number of lists
 #: (``depth_to_max_tensors`` of torch's MultiTensorApply).
 _TENSORS_OF_LISTS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
-#: They write all of their first argument and do not read it.
-_OVERWRITES = {_aten.copy_, _aten.zero_, _aten.fill_}
 
 
 @dataclass(frozen=True)
@@ -190,13 +174,10 @@ class _Launches(_Work):
         # Tensors with contents are on the host, as a random state that is compared.
         on_host = all(map(has_values, (*taken, *made)))
         launches = _kernels_of(func, args)
-        if packet in _NO_KERNEL or on_host or not launches:
+        access = accessed(func, args, kwargs, taken, made)
+        if access is None or on_host or not launches:
             return
-        read = taken[1:] if packet in _OVERWRITES else taken
-        read = [x for x in read if x is not kwargs.get("out")]
-        # In-place operations on lists return nothing.
-        written = made or (args[0] if isinstance(args[0], list | tuple) else [])
-        moved = self.add(func._schema.name, read, written, launches, flops)
+        moved = self.add(func._schema.name, *access, launches, flops)
         if packet in _PRODUCTS:
             self.convolutions += launches
             self.convolution_bytes += moved

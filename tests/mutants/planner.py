@@ -36,6 +36,24 @@ PLANNER = [
         "        if True:\n",
         KNAPSACK_TESTS("no_plan_is_faster"),
     ),
+    TRACE_CODE(
+        "planner: memory that is allocated counts as read and written",
+        "    if func.is_view or packet in _NO_KERNEL:\n",
+        "    if func.is_view:\n",
+        TRACE_TESTS("memory_that_an_operation_moves"),
+    ),
+    TRACE_CODE(
+        "planner: what is written as a whole counts as read",
+        "taken[1:] if packet in _OVERWRITES or packet in _LIKE else taken",
+        "taken",
+        TRACE_TESTS("memory_that_an_operation_moves"),
+    ),
+    TRACE_CODE(
+        "planner: what is given to be written to counts as read",
+        'read = [x for x in read if x is not kwargs.get("out")]',
+        "read = [*read]",
+        TRACE_TESTS("memory_that_an_operation_moves"),
+    ),
     PROFILE_CODE(
         "planner: activations of a run are not held until its backward pass",
         "held = stored.held_bytes + max(0, kept)",

@@ -209,6 +209,39 @@ def test_blocks_that_do_not_run_one_after_the_other_are_refused(reason):
         trace_bytes(as_network(module, ["a", "b"]), step)
 
 
+VALUES = 100
+#: What runs on two tensors of so many values, and how many such tensors it reads and writes.
+MOVES = {
+    "allocates": (lambda x, y: torch.empty_like(x), 0),
+    "sets to zero": (lambda x, y: torch.zeros_like(x), 1),
+    "fills": (lambda x, y: x.fill_(1), 1),
+    "copies": (lambda x, y: x.copy_(y), 2),
+    "adds": (lambda x, y: x + y, 3),
+    "adds in place": (lambda x, y: x.add_(y), 3),
+    "adds into another": (lambda x, y: torch.add(x, x, out=y), 3),
+    "adds to a list": (lambda x, y: torch._foreach_add_([x, y], 1.0), 4),
+}
+
+
+@pytest.mark.parametrize("what", MOVES)
+def test_memory_that_an_operation_moves_is_what_it_reads_and_what_it_writes(what):
+    run, tensors = MOVES[what]
+    block = nn.Linear(2, 2, bias=False)
+    x, y = torch.empty(2, VALUES, device="meta")
+    network = as_network(nn.Sequential(block).to("meta"), ["0"])
+
+    def moved(also):
+        def step():
+            block(torch.empty(1, 2, device="meta")).sum().backward()
+            also(x, y)
+
+        return sum(work.moved_bytes for work in work_of(network, step).values())
+
+    # The first step has no gradient to add to.
+    _, alone, together = map(moved, (lambda x, y: None, lambda x, y: None, run))
+    assert together - alone == tensors * 4 * VALUES
+
+
 def test_bytes_are_of_a_step_that_compares_streams_and_work_of_one_that_does_not():
     traces, later = [], []
     for verify in ("warn", None):

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from speechbrain_rev.reversible.norm import BatchNorm, updated_together
+from speechbrain_rev.reversible.norm import BatchNorm, normalise, updated_together
 
 from .processes import run_in_processes
 
@@ -62,6 +62,25 @@ def test_some_channels_of_a_map_are_normalised_as_by_themselves(layout):
     y, expected = ours(x), theirs(other)
     assert y.is_contiguous(memory_format=layout)
     assert_equal_steps(ours, y, x, theirs, expected, other)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
+)
+@pytest.mark.parametrize("width", [1, 6, 200])
+def test_the_bits_are_those_of_a_product_and_a_sum_in_any_layout(dtype, width):
+    torch.manual_seed(0)
+    wide = torch.promote_types(dtype, torch.float32)
+    weight, bias, mean, inverse_std = torch.randn(4, 6, dtype=wide)
+    scale = weight * inverse_std
+    shift = bias - mean * scale
+    whole = (10 * torch.randn(3, 9, 5, width)).to(dtype)
+    x = whole[:, 3:]
+    expected = torch.addcmul(shift.view(-1, 1, 1), x, scale.view(-1, 1, 1))
+    for each in (x, x.contiguous(), x.contiguous(memory_format=torch.channels_last)):
+        y = torch.empty_like(each)
+        normalise(y, each, weight, bias, mean, inverse_std, relu=False)
+        assert torch.equal(y, expected.to(dtype))
 
 
 @pytest.mark.parametrize("relu", [False, True])
