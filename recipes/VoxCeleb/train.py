@@ -4,10 +4,9 @@ python recipes/VoxCeleb/train.py hparams/df_revnet281.yaml --data_folder=VOXCELE
 
 FILE names the settings; --key=value changes one of them; SpeechBrain's run options
 (--device, --debug, ...) are accepted as well. --dry_run takes two steps and prints how
-long training would take and how much memory. --self_test takes three steps with all
-blocks stored and three as configured, compares their bits, memory and time, and ends
-with status 1 if they differ; it needs no data and writes nothing. An interrupted run
-goes on from its last checkpoint when the same command is given again.
+long training would take, how much memory, and whether what is computed twice had equal
+bits. An interrupted run goes on from its last checkpoint when the same command is given
+again.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ from speechbrain_rev import torchaudio_pair  # noqa: F401, before SpeechBrain
 # isort: split
 
 import warnings
-from functools import partial
 from pathlib import Path
 
 import speechbrain as sb
@@ -47,7 +45,6 @@ from hyperpyyaml import load_hyperpyyaml
 from speechbrain.utils.distributed import get_rank, run_on_main
 from speechbrain.utils.run_opts import RunOptions
 
-from speechbrain_rev.catalog.columns import terminal_width
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.data import GlobalRandomState
 from speechbrain_rev.data.augmentation import check_noise
@@ -71,11 +68,9 @@ from speechbrain_rev.scoring import read_trials
 from speechbrain_rev.training import (
     EpochLog,
     ValidatedEpochs,
-    WatchedSteps,
     check_logger,
     dry_run,
     give_modes,
-    run_self_test,
 )
 from speechbrain_rev.training.progress import beginning_log, keep_routine_off_terminal
 from speechbrain_rev.training.run_settings import (
@@ -96,11 +91,9 @@ from speechbrain_rev.training.run_settings import (
     start_from,
     write_hyperparams,
 )
-from speechbrain_rev.training.self_test import without_data
 from speechbrain_rev.whole_files import check_writable
 
 DRY_RUN = ("--dry_run", "--dry-run")
-SELF_TEST = ("--self_test", "--self-test")
 
 
 class SpeakerBrain(ValidatedEpochs):
@@ -133,10 +126,6 @@ class SpeakerBrain(ValidatedEpochs):
         return loss
 
 
-class SelfTestBrain(WatchedSteps, SpeakerBrain):
-    """Takes the steps that the self-test compares."""
-
-
 def list_data(settings):
     """List the speech that a run's settings name; the main process works, all read."""
     save = settings["save_folder"]
@@ -147,7 +136,7 @@ def list_data(settings):
     return prepared
 
 
-def build_brain(hparams, run_opts, kind=None):
+def build_brain(hparams, run_opts):
     """Build the Brain of loaded settings, with all that a resumed run needs."""
     if hparams["pretrained_run"]:
         start_from(hparams)
@@ -160,7 +149,7 @@ def build_brain(hparams, run_opts, kind=None):
     arithmetic = KeptArithmetic(hparams["modules"]["embedding_model"])
     keep(CHANNELS, arithmetic, optional_load=True)
     hparams["checkpointer"].add_state("compression", hparams["compression"])
-    return (kind or SpeakerBrain)(
+    return SpeakerBrain(
         modules=hparams["modules"],
         opt_class=hparams["opt_class"],
         hparams=hparams,
@@ -187,23 +176,15 @@ def compose_run(argv):
     return composition.text, settings, run_opts, composition.file
 
 
-def main(argv=None):
-    """Run the command line."""
+def main(argv=None, dry_run=dry_run):
+    """Run the command line; ``dry_run`` takes the steps of --dry_run."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if asks_for_help(argv):
         print(HELP)
         return
     keep_routine_off_terminal()
-    others = [a for a in argv if a not in DRY_RUN + SELF_TEST]
-    dry = any(a in DRY_RUN for a in argv)
-    if any(a in SELF_TEST for a in argv):
-        if dry:
-            raise ValueError("--dry_run and --self_test are given: leave one out.")
-        compared = self_test(without_data(others))
-        print(compared.text(terminal_width()))
-        if not compared.agrees:
-            sys.exit(1)
-        return
+    others = [a for a in argv if a not in DRY_RUN]
+    dry = len(others) < len(argv)
     text, settings, run_opts, file = compose_run(others)
     sb.utils.distributed.ddp_init_group(run_opts)
     refuse_own_folder(settings)
@@ -232,22 +213,13 @@ def main(argv=None):
                 refuse_without_checkpoints(settings)
                 refuse_fewer_epochs(settings)
             with kept_in(settings, trial=trial) as files:
-                train(text, settings, run_opts, files, dry)
+                train(text, settings, run_opts, files, dry_run if dry else None)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def self_test(argv):
-    """Compare steps of a command line as configured with steps that store."""
-    text, settings, run_opts, _ = compose_run(argv)
-    build = partial(build_brain, run_opts=run_opts, kind=SelfTestBrain)
-    return run_self_test(
-        text, settings, build, prepare=list_data, train_loader=train_loader
-    )
-
-
-def train(text, settings, run_opts, files, dry):
-    """Train, or take two steps and print how long training would take."""
+def train(text, settings, run_opts, files, dry_run):
+    """Train, or make a dry run."""
     with beginning_log(settings["output_folder"]):
         # From here, since it keeps a copy of the file that calls it.
         sb.create_experiment_directory(settings["output_folder"])
@@ -270,7 +242,7 @@ def train(text, settings, run_opts, files, dry):
     brain.train_dataset = train_set.dataset
     give_modes(brain, files.folder)
     brain.on_recovered = files.take_over
-    if dry:
+    if dry_run:
         dry_run(brain, train_set)
         return
     valid_set = None

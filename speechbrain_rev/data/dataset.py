@@ -58,21 +58,6 @@ class ChunkBatch:
         """Move to pinned memory, as the loader asks for."""
         return self._of_each(torch.Tensor.pin_memory)
 
-    def first(self, count: int) -> ChunkBatch:
-        """Copy the first utterances.
-
-        Parameters
-        ----------
-        count : int
-            How many; all of them if there are no more.
-
-        Returns
-        -------
-        ChunkBatch
-            Of memory of its own, which may be written to.
-        """
-        return self._of_each(lambda x: x[:count].clone())
-
     def _of_each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ChunkBatch:
         wavs, lens, speakers = map(change, (self.wavs, self.lens, self.speakers))
         return ChunkBatch(wavs, lens, speakers, self.unread)

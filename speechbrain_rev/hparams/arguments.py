@@ -29,7 +29,7 @@ RUN_OPTIONS = (
 )
 # fmt: on
 #: Options of train.py itself, which takes them from its command line first.
-SCRIPT_OPTIONS = ("dry_run", "self_test")
+SCRIPT_OPTIONS = ("dry_run",)
 
 
 def refuse_swallowed_keys(root: Value) -> None:

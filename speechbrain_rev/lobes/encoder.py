@@ -399,6 +399,37 @@ class SpeakerEncoder(nn.Module):
         for chain in self._chains().values():
             chain.check_streams()
 
+    def equal_bits(self) -> dict[str, bool | None]:
+        """Report which blocks had equal bits in both of their runs, as ``verify`` saw it.
+
+        Returns
+        -------
+        dict of str to bool or None
+            For each block that runs twice in a step: None if its runs were not compared since
+            its mode was set, as without ``verify``, and where float streams are
+            reconstructed. False if a block of its chain, or one of those outside of chains,
+            differed.
+
+        Examples
+        --------
+        >>> encoder = SpeakerEncoder("resnet34", blocks=(1, 1, 1, 1), mode={"stem": "recompute"})
+        >>> before = encoder.equal_bits()
+        >>> encoder(torch.randn(2, 30, 80)).sum().backward()
+        >>> before, encoder.equal_bits()
+        ({'stem': None}, {'stem': True})
+        """
+        chains, equal = self._chains(), dict[str, bool | None]()
+        for name, mode in self._modes.items():
+            chain = chains.get(name.rpartition(".")[0])
+            checks = self.checks if chain is None else chain.monitor.checks
+            is_float = chain is not None and chain.format_name == "float"
+            is_compared = checks.is_settled and not (
+                is_float and mode.spec.needs_inverse
+            )
+            if mode.spec.runs_twice:
+                equal[name] = not checks.differs if is_compared else None
+        return equal
+
     def largest_streams(self) -> dict[str, float]:
         """Wait for the device and give the largest magnitudes of exact streams.
 

@@ -186,6 +186,7 @@ class Comparison:
         if verify == "raise" or (raises_first and self._is_first):
             self._checks.restart()
             raise RuntimeError(message)
+        self._checks.differs = True
         warn_of_difference(message, RecomputeWarning, stacklevel=2)
 
 

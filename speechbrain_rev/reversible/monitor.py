@@ -156,6 +156,8 @@ class Checks:
         self.is_due = False
         #: Whether the first step is over.
         self.is_settled = False
+        #: Whether a second run differed.
+        self.differs = False
         self._count = 0
         self._under_way: list[tuple[Tensor, Any, Callable[[Tensor], None]]] = []
 
@@ -320,6 +322,7 @@ class Monitor:
         self._report_difference(raises, f"In block {block} of {self.name}: {_REMEDY}")
 
     def _report_difference(self, raises: bool, text: str) -> None:
+        self.checks.differs = True
         if raises:
             raise StreamError(text)
         if "mismatch" not in self._reported:

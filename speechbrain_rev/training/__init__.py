@@ -1,12 +1,12 @@
-"""Training runs with SpeechBrain: steps, epochs, logs, settings, memory plans, a self-test.
+"""Training runs with SpeechBrain: steps, epochs, logs, settings, memory plans.
 
 A recipe subclasses ``ValidatedEpochs`` and says how a batch becomes a loss. Each module is
 one part of a run: ``steps`` (gradients that are not finite, files that cannot be read),
 ``epochs`` (validation, log and checkpoint), ``epoch_log`` (lines, curves, TensorBoard,
 wandb), ``progress`` (the bar and the line of an epoch), ``run_settings`` (which run a folder
 holds, and how it goes on), ``memory_plan`` (modes of an encoder's blocks, of a step as in
-``recipe_step``), ``memory_budget`` (those of any other recipe's), ``kept_plans`` (the file
-of both) and ``self_test`` (with ``step_comparison``).
+``recipe_step``), ``memory_budget`` (those of any other recipe's) and ``kept_plans`` (the
+file of both).
 """
 
 from speechbrain_rev import torchaudio_pair  # noqa: F401, imported before torchaudio
@@ -14,7 +14,6 @@ from speechbrain_rev.training.epoch_log import EpochLog, check_logger
 from speechbrain_rev.training.epochs import ValidatedEpochs, dry_run
 from speechbrain_rev.training.memory_budget import MemoryBudget
 from speechbrain_rev.training.memory_plan import give_modes
-from speechbrain_rev.training.self_test import WatchedSteps, run_self_test
 from speechbrain_rev.training.steps import CheckedSteps, Tally
 
 __all__ = [
@@ -23,9 +22,7 @@ __all__ = [
     "MemoryBudget",
     "Tally",
     "ValidatedEpochs",
-    "WatchedSteps",
     "check_logger",
     "dry_run",
     "give_modes",
-    "run_self_test",
 ]

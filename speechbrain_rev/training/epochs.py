@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import speechbrain as sb
@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from speechbrain_rev.data import ChunkBatch
 from speechbrain_rev.inference.running import RepeatedShapes
+from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.checkpointer import is_end_of_epoch, place_in_run
 from speechbrain_rev.scoring import Trials, cosine_trials, eer
 from speechbrain_rev.training import progress
@@ -266,9 +267,47 @@ def _after(epoch: int, step: int) -> str:
     return f"after step {step} of epoch {epoch}" if step else f"after epoch {epoch}"
 
 
+def equal_bits_in_words(equal: Mapping[str, bool | None], *, differs: bool) -> str:
+    """Report in a sentence whether what was computed twice had equal bits.
+
+    Parameters
+    ----------
+    equal : mapping of str to bool or None
+        As ``SpeakerEncoder.equal_bits`` gives it, after a step.
+    differs : bool
+        Whether a block differed in this process or in another one.
+
+    Returns
+    -------
+    str
+        The sentence.
+
+    Examples
+    --------
+    >>> equal_bits_in_words({"stem": True, "stages.0.chain.0": None}, differs=False)
+    'Blocks that are computed twice: 1 with equal bits, 1 not compared (verify: null or
+    streams: float).'
+    """
+    if not equal:
+        return "No block is computed twice with these modes."
+    if differs:
+        return (
+            "Bits differ between the two runs of a block that is computed twice: a warning "
+            "above names it."
+        )
+    compared = sum(map(bool, equal.values()))
+    results = {
+        "with equal bits": compared,
+        "not compared (verify: null or streams: float)": len(equal) - compared,
+    }
+    parts = (f"{count} {result}" for result, count in results.items() if count)
+    return f"Blocks that are computed twice: {', '.join(parts)}."
+
+
 def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
     """Take two steps, and print how long training would take and where logs would go.
 
+    Of a ``SpeakerEncoder`` it also prints whether blocks that run twice had equal bits.
     A run that has checkpoints goes on from the newest one, and what is left of it is
     counted. Nothing is kept of the steps: the brain has no checkpointer afterwards.
 
@@ -285,6 +324,8 @@ def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
     ValueError
         If a run could not go on from its newest checkpoint, as with optimizer states of
         other bits.
+    RuntimeError
+        If a second run differed in the first step, as ``verify`` has it.
     """
     # Not its own, which drops lines about steps that a run takes again.
     sb.Brain.on_fit_start(brain)
@@ -308,7 +349,13 @@ def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
             done_steps=done_steps,
         )
     ]
-    figures = brain.tally.read(brain.modules.embedding_model)
+    encoder = brain.modules.embedding_model
+    figures = brain.tally.read(encoder)
+    encoder = getattr(encoder, "module", encoder)
+    if isinstance(encoder, SpeakerEncoder):
+        equal = encoder.equal_bits()
+        [differing] = brain.sum_over_processes(False in equal.values())
+        lines.append(equal_bits_in_words(equal, differs=differing > 0))
     if "compression_ratio" in figures:
         ratio = figures["compression_ratio"]
         lines.append(f"Compressed activations: {ratio:.1f} times smaller.")

@@ -134,7 +134,6 @@ def test_targets_subcommands_and_options_that_documents_name_exist(document):
 
 @each_document
 def test_recipes_are_given_settings_that_there_are(document):
-    own = ("--dry_run", "--self_test")
     for words in commands(document):
         scripts = [w for w in words if re.search(r"(train|prepare)\.py$", w)]
         if not scripts or "--pack" in words:
@@ -142,7 +141,7 @@ def test_recipes_are_given_settings_that_there_are(document):
         file, *options = words[words.index(scripts[0]) + 1 :]
         if not file.startswith("hparams/"):
             continue  # another recipe's
-        options = [o for o in options if o not in own and not o.startswith("$")]
+        options = [o for o in options if o != "--dry_run" and not o.startswith("$")]
         keys = hparams.top_level_keys(ROOT / file)
         # An option that is neither is refused.
         hparams.parse_arguments(options, keys=keys, run_options=RUN_OPTIONS)

@@ -1,5 +1,6 @@
 """Whole runs of train.py: what they leave, how they go on, and what is refused."""
 
+import contextlib
 import subprocess
 import sys
 import types
@@ -8,10 +9,11 @@ import pytest
 import torch
 import yaml
 
+from speechbrain_rev import lobes
 from speechbrain_rev.devices import usable_cpus
 from speechbrain_rev.hparams import plain_settings
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.reversible import StreamWarning
+from speechbrain_rev.reversible import StreamError, StreamWarning
 from tests.recipes.conftest import in_process
 from tests.recipes.runs import (
     FEW_STEPS,
@@ -24,6 +26,7 @@ from tests.recipes.runs import (
     run,
     weights,
 )
+from tests.unit.reversible.chains import Differs
 
 SPEEDS, SPEAKERS = 3, 4
 
@@ -170,11 +173,42 @@ def test_a_trial_prints_what_training_would_do_and_leaves_nothing(
         assert "embedding_model.ckpt is not written" in output
     else:
         assert "4 steps per epoch" in output
+        assert "No block is computed twice with these modes." in output
         assert "Compressed activations: " in output
         assert "wandb in project mine, with files in" in output
     assert not list((tmp_path / "save").glob("CKPT*"))
     for name in ("train_log.jsonl", "embedding_model.ckpt"):
         assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("verify", "differs", "line"),
+    [
+        ("first", False, "Blocks that are computed twice: 6 with equal bits."),
+        ("null", False, "Blocks that are computed twice: 6 not compared (verify: null"),
+        ("warn", True, "Bits differ between the two runs of a block that is computed"),
+        ("first", True, None),
+    ],
+)
+def test_a_dry_run_compares_the_bits_of_what_is_computed_twice(
+    train, data, tmp_path, capsys, monkeypatch, verify, differs, line
+):
+    def broken(self, *args, _build=lobes.SpeakerEncoder.__init__, **kwargs):
+        _build(self, *args, **kwargs)
+        block = self.stages[0].chain.blocks[0]
+        block.f = Differs(block.f)
+
+    if differs:
+        monkeypatch.setattr(lobes.SpeakerEncoder, "__init__", broken)
+    trains, named = contextlib.nullcontext(), r"In block 0 of stages\.0\.chain"
+    if line is None:
+        trains = pytest.raises(StreamError, match=named)
+    elif differs:
+        trains = pytest.warns(StreamWarning, match=named)
+    argv = arguments(data, tmp_path, **FEW_STEPS, verify=verify)
+    with trains:
+        train.main([*argv, "--zero_init_residual=false", "--dry_run"])
+    assert (line or "") in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -70,8 +70,8 @@ PUBLIC = {
         "repeat_to", "reverberate", "write_manifest",
     },
     "training": {
-        "CheckedSteps", "EpochLog", "MemoryBudget", "Tally", "ValidatedEpochs", "WatchedSteps",
-        "check_logger", "dry_run", "give_modes", "run_self_test",
+        "CheckedSteps", "EpochLog", "MemoryBudget", "Tally", "ValidatedEpochs",
+        "check_logger", "dry_run", "give_modes",
     },
 }  # fmt: skip
 #: Modules that are public by themselves.

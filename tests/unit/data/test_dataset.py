@@ -19,7 +19,6 @@ from speechbrain_rev.data import (
     collate_whole,
     read_audio,
 )
-from speechbrain_rev.data.dataset import Chunk
 from tests.corpus import write_corpus
 
 SAMPLES = 8000
@@ -92,15 +91,6 @@ def test_a_batch_read_at_once_is_that_of_its_chunks(utterances, gone):
     assert torch.equal(batch.speakers, one_by_one.speakers)
     assert batch.unread == one_by_one.unread == batch.to("cpu").unread
     assert len(batch.unread) == 1
-
-
-def test_the_first_utterances_of_a_batch_are_a_copy():
-    batch = collate_chunks([Chunk(torch.full((8,), float(i)), i) for i in range(3)])
-    first = batch.first(2)
-    assert first.speakers.tolist() == [[0], [1]]
-    assert len(batch.first(4)) == 3
-    first.wavs.fill_(9.0)
-    assert batch.wavs[:, 0].tolist() == [0.0, 1.0, 2.0]
 
 
 def test_speakers_that_have_no_number_are_named(utterances):

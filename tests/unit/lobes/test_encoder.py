@@ -35,6 +35,7 @@ from speechbrain_rev.reversible import (
     StreamWarning,
 )
 from speechbrain_rev.reversible import flags as backend_flags
+from speechbrain_rev.reversible.comparison import RecomputeWarning
 from speechbrain_rev.reversible.norm import BatchNorm
 from tests.unit.lobes.encoders import (
     CHUNKED,
@@ -53,7 +54,7 @@ from tests.unit.lobes.encoders import (
     tiny,
     trained,
 )
-from tests.unit.reversible.chains import BF16, FP16, distance
+from tests.unit.reversible.chains import BF16, FP16, Differs, distance
 
 SLOW = pytest.mark.slow
 FAMILIES = [*FEW, "revnet57", "df_revnet66"]
@@ -474,6 +475,42 @@ def test_a_step_asks_the_device_for_nothing():
         assert looks.count == 0
         bool(torch.ones(()) > 0)
         assert looks.count == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_units", "of_chains"),
+    [
+        ({}, True, True),
+        ({"mode": "recompute"}, True, True),
+        ({"verify": None}, None, None),
+        ({"streams": "float"}, True, None),
+        ({"streams": "float", "mode": "recompute"}, True, True),
+    ],
+)
+def test_blocks_that_run_twice_have_equal_bits_or_are_not_compared(
+    settings, of_units, of_chains
+):
+    encoder = tiny("revnet57", **NARROW, **settings)
+    equal = {
+        name: of_chains if ".chain." in name else of_units
+        for name in encoder.block_modes()
+    }
+    assert encoder.equal_bits() == dict.fromkeys(equal)
+    encoder(narrow()).sum().backward()
+    assert encoder.equal_bits() == equal
+    encoder.set_mode("store")
+    assert encoder.equal_bits() == {}
+
+
+@pytest.mark.parametrize("mode", ["reconstruct", "recompute"])
+def test_a_block_whose_second_run_differs_has_no_equal_bits(mode):
+    encoder = tiny("revnet57", mode=mode, verify="warn", **NARROW)
+    block = encoder.stages[0].chain.blocks[0]
+    block.f = Differs(block.f)
+    with pytest.warns((StreamWarning, RecomputeWarning), match="In block|second run"):
+        encoder(narrow()).sum().backward()
+    differing = {name for name, equal in encoder.equal_bits().items() if not equal}
+    assert differing == {"stages.0.chain.0"}
 
 
 def compressed(name, mode, fraction=1e-3):

@@ -204,6 +204,17 @@ def in_backward():
     return torch._C._current_graph_task_id() != -1
 
 
+class Differs(nn.Module):
+    """Computes something else in its second run."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return (self.function(*args) * (1.1 if in_backward() else 1)).tanh()
+
+
 def fixed(x):
     """Round to the exact format's steps; the gradient passes as it is."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
