@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -122,104 +122,6 @@ def _shown(fingerprint: str) -> str:
     return f"{fingerprint[:12]}{fingerprint[64:80]}"
 
 
-_FINGERPRINT = b"fingerprint"
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError(
-            "Parquet files need pyarrow, which cannot be imported here: pip install "
-            "'speechbrain_rev[parquet]', or give a name that ends in .npz."
-        ) from error
-    return pyarrow, parquet
-
-
-def write_parquet(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write names, embeddings, sources and the fingerprint.
-
-    Parameters
-    ----------
-    file : binary file
-        To write to.
-    arrays : mapping of str to numpy.ndarray
-        names [n], embeddings [n, dim], fingerprint [], and sources, [n] or [0].
-    """
-    pyarrow, parquet = _pyarrow()
-    embeddings = np.ascontiguousarray(arrays["embeddings"], dtype=np.float32)
-    sources = arrays["sources"].tolist() or [None] * len(embeddings)
-    table = pyarrow.table(
-        {
-            "name": pyarrow.array(arrays["names"].tolist(), pyarrow.string()),
-            "embedding": pyarrow.FixedSizeListArray.from_arrays(
-                pyarrow.array(embeddings.ravel()), embeddings.shape[1]
-            ),
-            "source": pyarrow.array(sources, pyarrow.string()),
-        }
-    ).replace_schema_metadata({_FINGERPRINT: str(arrays["fingerprint"])})
-    parquet.write_table(table, file, write_page_checksum=True)
-
-
-def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
-    """Read what ``write_parquet`` wrote, as it was given.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-        The file.
-
-    Returns
-    -------
-    dict of str to numpy.ndarray
-        names, embeddings, fingerprint and sources.
-
-    Raises
-    ------
-    Exception
-        One of pyarrow's if it is something else.
-    """
-    pyarrow, parquet = _pyarrow()
-    with path.open("rb") as file:
-        count = parquet.ParquetFile(file).metadata.num_rows
-        table = parquet.read_table(file, page_checksum_verification=True)
-    if len(table) != count:
-        raise ValueError(f"it has {len(table)} rows, and its footer has {count}")
-    metadata = table.schema.metadata or {}
-    rows = table["embedding"].combine_chunks()
-    dim = getattr(rows.type, "list_size", None)
-    if dim is None or rows.type.value_type != pyarrow.float32():
-        raise ValueError(
-            f"its embeddings are {rows.type}, not lists of float32 of one size"
-        )
-    values = rows.flatten()
-    if rows.null_count or values.null_count:
-        raise ValueError("an embedding, or a number of one, is missing")
-    names, sources = (_texts(table[name], name) for name in ("name", "source"))
-    if None in names:
-        raise ValueError(f"the name of row {names.index(None)} is missing")
-    sources = [one for one in sources if one is not None]
-    return {
-        "names": np.array(names, dtype=str),
-        "embeddings": values.to_numpy().reshape(-1, dim),
-        "fingerprint": np.array(metadata[_FINGERPRINT].decode()),
-        "sources": np.array(sources, dtype=str),
-    }
-
-
-def _texts(column: Any, name: str) -> list[Any]:
-    """Read a column of texts, which numpy would not all give back."""
-    if str(column.type) not in ("string", "large_string"):
-        raise ValueError(f"its column {name} is of {column.type}, not of texts")
-    texts: list[Any] = column.to_pylist()
-    if any("\0" in text for text in texts if text):
-        raise ValueError(f"its column {name} has a text with a NUL character")
-    return texts
-
-
-_SUFFIXES = (".npz", ".parquet")
-
 # What a damaged file of arrays raises, one of other methods or with a password too.
 _DAMAGED = (
     *REFUSED, zipfile.BadZipFile, zlib.error, lzma.LZMAError, SyntaxError,
@@ -291,16 +193,13 @@ class EmbeddingArchive:
         Parameters
         ----------
         path : str or pathlib.Path
-            Its folder is made. Ends in ``.npz``, for arrays names, embeddings,
-            fingerprint and sources, or in ``.parquet``, for columns name, embedding and
-            source with the fingerprint in the schema's metadata, which needs pyarrow.
+            Ends in ``.npz``. Its folder is made. The arrays are names, embeddings,
+            fingerprint and sources.
 
         Raises
         ------
         ValueError
             If the name ends in something else.
-        ImportError
-            If there is no pyarrow and it is needed.
         """
         path = Path(path)
         check_format(path)
@@ -312,10 +211,7 @@ class EmbeddingArchive:
             "sources": np.array(self.sources, dtype=str),
         }
         with opened_whole(path) as file:
-            if path.suffix == ".parquet":
-                write_parquet(file, arrays)
-            else:
-                np.savez(file, **arrays)
+            np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> EmbeddingArchive:
@@ -324,7 +220,7 @@ class EmbeddingArchive:
         Parameters
         ----------
         path : str or pathlib.Path
-            An .npz or a .parquet file.
+            An .npz file.
 
         Returns
         -------
@@ -338,8 +234,6 @@ class EmbeddingArchive:
         ValueError
             If it is no archive of embeddings: damaged, with other arrays or types, a name
             that is missing or there twice, or an embedding that is not finite.
-        ImportError
-            If there is no pyarrow and it is needed.
         """
         check_path(path, "an archive of embeddings")
         check_regular(path)
@@ -358,7 +252,7 @@ class EmbeddingArchive:
 
 
 def check_format(path: Path) -> None:
-    """Refuse a name whose ending says no format, or one that cannot be written here.
+    """Refuse a name that does not end in .npz.
 
     Parameters
     ----------
@@ -368,21 +262,16 @@ def check_format(path: Path) -> None:
     Raises
     ------
     ValueError
-        If the name ends in something else than .npz or .parquet.
-    ImportError
-        If it is .parquet and there is no pyarrow.
+        If the name ends in something else.
 
     Example
     -------
     >>> check_format(Path("some.npz"))
     """
-    if path.suffix not in _SUFFIXES:
+    if path.suffix != ".npz":
         raise ValueError(
-            f"embeddings are written to a name that ends in {' or '.join(_SUFFIXES)}, not "
-            f"{path}."
+            f"embeddings are written to a name that ends in .npz, not {path}."
         )
-    if path.suffix == ".parquet":
-        _pyarrow()
 
 
 @contextlib.contextmanager
@@ -392,7 +281,7 @@ def opened(path: str | Path) -> Iterator[Mapping[str, NDArray[Any]]]:
     Parameters
     ----------
     path : str or pathlib.Path
-        An .npz or a .parquet file.
+        An .npz file.
 
     Yields
     ------
@@ -405,19 +294,12 @@ def opened(path: str | Path) -> Iterator[Mapping[str, NDArray[Any]]]:
         If it is no archive; so if reading what was asked for fails in the block.
     """
     check_regular(path)
-    parquet = Path(path).suffix == ".parquet"
-    damaged: tuple[type[Exception], ...] = _DAMAGED
-    if parquet:
-        damaged += (_pyarrow()[0].ArrowException,)
     try:
-        if parquet:
-            yield read_parquet(Path(path))
-            return
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no .npz file")
         with zipfile.ZipFile(path) as members:
             yield _Arrays(members)
-    except damaged as error:
+    except _DAMAGED as error:
         raise ValueError(
             f"{path} is no archive of embeddings ({error}). Remove it and embed again."
         ) from error

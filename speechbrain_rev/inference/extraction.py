@@ -73,7 +73,7 @@ def embed_into(
     Parameters
     ----------
     path : str or pathlib.Path
-        The .npz or .parquet file. One of another model is replaced.
+        The .npz file. One of another model is replaced.
     embedder : SpeakerEmbedder
         With a fingerprint.
     files : mapping of str to path
@@ -500,7 +500,7 @@ def embed_folder(
     window: float | None = None,
     bad_files: BadFiles = "refuse",
 ) -> FolderResult:
-    """Embed a folder of audio into an .npz or a .parquet file.
+    """Embed a folder of audio into an .npz file.
 
     There is a progress bar. The file is saved from time to time; called again, only what
     is not there from the same model, audio, channel and window is embedded. Files that
@@ -512,7 +512,7 @@ def embed_folder(
     audio : path, iterable of paths, or Listing
         A folder, or files and folders; or what ``list_audio`` gives of them.
     out : str or path-like
-        Ends in .npz or .parquet; see ``EmbeddingArchive.save``.
+        Ends in .npz; see ``EmbeddingArchive.save``.
     embedder : SpeakerEmbedder
         With a fingerprint, as ``from_run`` and ``from_hparams`` give it.
     channels, window
