@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import lzma
-import math
-import tokenize
 import zipfile
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speechbrain_rev.inference.untrusted import REFUSED
 from speechbrain_rev.whole_files import check_path, check_regular, opened_whole
 
 _MAX_CHARACTERS = 500
@@ -122,17 +116,6 @@ def _shown(fingerprint: str) -> str:
     return f"{fingerprint[:12]}{fingerprint[64:80]}"
 
 
-# What a damaged file of arrays raises, one of other methods or with a password too.
-_DAMAGED = (
-    *REFUSED, zipfile.BadZipFile, zlib.error, lzma.LZMAError, SyntaxError,
-    tokenize.TokenError, SystemError,
-)  # fmt: skip
-
-_AT_ONCE = 2**20
-#: Axes of each array of an archive; texts but for one of float32.
-_AXES = {"names": 1, "embeddings": 2, "fingerprint": 0, "sources": 1}
-
-
 @dataclass(frozen=True, eq=False)
 class EmbeddingArchive:
     """Embeddings by name.
@@ -165,7 +148,11 @@ class EmbeddingArchive:
 
     def __post_init__(self) -> None:
         check_names(self.names)
-        _check_type("embeddings", self.embeddings.shape, self.embeddings.dtype)
+        if self.embeddings.dtype != np.float32 or self.embeddings.ndim != 2:
+            raise ValueError(
+                f"embeddings are {list(self.embeddings.shape)} of "
+                f"{self.embeddings.dtype}, not [n, dim] of float32"
+            )
         check_fingerprint(self.fingerprint)
         if len(self.embeddings) != len(self.names):
             raise ValueError(
@@ -177,14 +164,11 @@ class EmbeddingArchive:
                 f"{len(self.names)} names for {len(self.sources)} sources: give one "
                 "source for each name, or none at all."
             )
-        # What is finite in each place would be another array.
-        if (
-            self.names
-            and not np.isfinite([self.embeddings.min(), self.embeddings.max()]).all()
-        ):
-            rows = np.isfinite(self.embeddings).all(axis=1)
+        finite = np.isfinite(self.embeddings).all(axis=1)
+        if not finite.all():
             raise ValueError(
-                f"the embedding of {self.names[int(rows.argmin())]!r} holds NaN or infinity"
+                f"the embedding of {self.names[int(finite.argmin())]!r} holds NaN or "
+                "infinity"
             )
 
     def save(self, path: str | Path) -> None:
@@ -215,7 +199,7 @@ class EmbeddingArchive:
 
     @classmethod
     def load(cls, path: str | Path) -> EmbeddingArchive:
-        """Read what ``save`` wrote.
+        """Read what ``save`` wrote, without running code that a file may hold.
 
         Parameters
         ----------
@@ -242,13 +226,32 @@ class EmbeddingArchive:
                 f"There are no embeddings at {path}. Run recipes/VoxCeleb/extract.py "
                 "on a run first, or speechbrain-rev embed on audio."
             )
-        with opened(path) as stored:
-            return cls(
-                tuple(stored["names"].tolist()),
-                stored["embeddings"],
-                str(stored["fingerprint"]),
-                tuple(stored["sources"].tolist()),
-            )
+        try:
+            # numpy takes any other file for a pickle, and advises to allow pickles.
+            if not zipfile.is_zipfile(path):
+                raise ValueError("it is no .npz file, or only a part of one")
+            with np.load(path, allow_pickle=False) as stored:
+                return cls(
+                    tuple(_read_texts(stored, "names", ndim=1)),
+                    stored["embeddings"],
+                    _read_texts(stored, "fingerprint", ndim=0),
+                    tuple(_read_texts(stored, "sources", ndim=1)),
+                )
+        except Exception as error:  # numpy, zipfile and zlib have no class in common
+            raise ValueError(
+                f"{path} is no archive of embeddings ({error}). Remove it and embed again."
+            ) from error
+
+
+def _read_texts(stored: Mapping[str, NDArray[Any]], name: str, *, ndim: int) -> Any:
+    """Read a text, or a list of texts."""
+    array = stored[name]
+    if array.dtype.kind != "U" or array.ndim != ndim:
+        raise ValueError(
+            f"{name} are {list(array.shape)} of {array.dtype}, not "
+            f"{'[n]' if ndim else '[]'} of texts"
+        )
+    return array.tolist()
 
 
 def check_format(path: Path) -> None:
@@ -271,100 +274,6 @@ def check_format(path: Path) -> None:
     if path.suffix != ".npz":
         raise ValueError(
             f"embeddings are written to a name that ends in .npz, not {path}."
-        )
-
-
-@contextlib.contextmanager
-def opened(path: str | Path) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """Open an archive, whose arrays are read when they are asked for.
-
-    Parameters
-    ----------
-    path : str or pathlib.Path
-        An .npz file.
-
-    Yields
-    ------
-    mapping of str to numpy.ndarray
-        names, embeddings, fingerprint and sources.
-
-    Raises
-    ------
-    ValueError
-        If it is no archive; so if reading what was asked for fails in the block.
-    """
-    check_regular(path)
-    try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is no .npz file")
-        with zipfile.ZipFile(path) as members:
-            yield _Arrays(members)
-    except _DAMAGED as error:
-        raise ValueError(
-            f"{path} is no archive of embeddings ({error}). Remove it and embed again."
-        ) from error
-
-
-class _Arrays(Mapping[str, NDArray[Any]]):
-    """The arrays of an .npz file, each no larger than what is there of it."""
-
-    def __init__(self, members: zipfile.ZipFile) -> None:
-        self._members = members
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_AXES)
-
-    def __len__(self) -> int:
-        return len(_AXES)
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        member = f"{name}.npy"
-        listed = self._members.namelist().count(member)
-        if listed != 1:
-            raise ValueError(f"it has {listed or 'no'} {member}")
-        with self._members.open(member) as file:
-            version = np.lib.format.read_magic(file)
-            if version not in _HEADERS:
-                raise ValueError(f"{name} are of version {version}")
-            shape, fortran, dtype = _HEADERS[version](file)
-            _check_type(name, shape, dtype)
-            there = self._members.getinfo(member).file_size - file.tell()
-            if math.prod(shape) * dtype.itemsize != there:
-                raise ValueError(
-                    f"{name} are {list(shape)} of {dtype} by their header, and "
-                    f"{there:,} bytes"
-                )
-            # Its last axis is the outer one where it is in Fortran's order.
-            array = np.empty(shape[::-1] if fortran else shape, dtype)
-            content, read = array.reshape(-1).view(np.uint8), 0
-            while part := file.read(_AT_ONCE):
-                content[read : read + len(part)] = np.frombuffer(part, np.uint8)
-                read += len(part)
-        if read != there:
-            raise ValueError(f"{name} end after {read:,} of {there:,} bytes")
-        return array.T if fortran else array
-
-
-_HEADERS: dict[Any, Any] = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-
-
-def _check_type(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Refuse an array of an archive that is of another type or has other axes."""
-    texts = name != "embeddings"
-    right = dtype.kind == "U" if texts else dtype == np.float32
-    if (
-        not right
-        or len(shape) != _AXES[name]
-        or 0 in shape[1:]
-        or min(shape, default=0) < 0
-    ):
-        wanted = ["[]", "[n]", "[n, dim]"][_AXES[name]]
-        raise ValueError(
-            f"{name} are {list(shape)} of {dtype}, not {wanted} of "
-            f"{'texts' if texts else 'float32'}"
         )
 
 

@@ -1,5 +1,7 @@
 """Archives of embeddings come back as they were saved, or are refused by name."""
 
+import os
+import pickle
 import struct
 import zipfile
 
@@ -51,33 +53,42 @@ def test_rows_in_any_order_in_memory_come_back(path):
     assert stored.embeddings.flags.writeable
 
 
-def test_no_flipped_bit_of_an_archive_gives_other_embeddings(path):
-    messages = []
+def test_a_damaged_archive_is_refused_by_name(path):
     rows = np.arange(9, dtype=np.float32).reshape(3, 3) + 1
     EmbeddingArchive(("ann", "bob", "cid"), rows, "f00d").save(path)
-    content = path.read_bytes()
-    flips = [(place, 1 << place % 8) for place in range(0, len(content), 23)]
-    for place, bit in flips:
-        flipped = bytearray(content)
-        flipped[place] ^= bit
+    whole = path.read_bytes()
+    values = whole.index(rows.tobytes())
+    for place in range(values, values + rows.nbytes):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        refused(path, "Bad CRC-32")
+    for length in range(0, len(whole), 23):
+        path.write_bytes(whole[:length])
+        refused(path, "only a part of one.*embed again")
+
+
+def test_no_flipped_bit_of_an_archive_ends_in_another_error(path):
+    EmbeddingArchive(("ann", "bob"), ONES, "f00d").save(path)
+    whole, messages = path.read_bytes(), []
+    for place in range(0, len(whole), 7):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
         path.write_bytes(flipped)
         try:
-            stored = EmbeddingArchive.load(path)
+            EmbeddingArchive.load(path)
         except ValueError as error:
             messages.append(str(error))
-        else:
-            assert len(stored.names) == 3
-            assert np.array_equal(stored.embeddings, rows)
-    assert len(messages) > len(flips) / 4
-    assert all(f"{path} is no archive of" in words for words in messages)
+    assert len(messages) > len(whole) / 7 / 4
+    assert all(f"{path} is no archive of" in message for message in messages)
 
 
 def test_a_file_that_is_no_archive_is_refused(path):
     with pytest.raises(FileNotFoundError, match=r"extract\.py"):
         EmbeddingArchive.load(path)
-    for content in (b"", b"no zip", b"PAR1" * 20):
+    for content in (b"no zip", b"PAR1" * 20, pickle.dumps({"names": ["a"]})):
         path.write_bytes(content)
-        refused(path, "embed again")
+        refused(path, r"it is no \.npz file.*embed again")
 
 
 @pytest.mark.parametrize(
@@ -101,14 +112,13 @@ def test_what_a_file_would_not_give_back_is_refused(changed, words):
     [
         ({"embeddings": ONES.astype(">f4")}, r"of >f4, not \[n, dim\] of float32"),
         ({"embeddings": ONES[0]}, r"embeddings are \[3\] of float32"),
-        ({"embeddings": ONES[:, :0]}, r"embeddings are \[2, 0\] of float32"),
         ({"embeddings": ONES * np.float32("inf")}, "'a' holds NaN or infinity"),
         ({"names": ["a", "a"]}, "the name 'a' is there twice"),
         ({"names": ["a", ""]}, "'' names no embedding"),
         ({"names": [1.0, 2.0]}, "names are .* of float64, not .* of texts"),
         # Code points that no character has.
         ({"names": np.frombuffer(b"\xff" * 8, "<U1")}, ""),
-        ({"names": None}, r"it has no names\.npy"),
+        ({"names": None}, "names is not a file"),
         ({"fingerprint": ["x"]}, r"fingerprint are \[1\] of <U1"),
         ({"fingerprint": "x\x1b[2J"}, "a fingerprint is a text of printable"),
         ({"sources": ["s"]}, "2 names for 1 sources"),
@@ -126,30 +136,29 @@ def write_npz(path, **changed):
     np.savez(path, **{name: a for name, a in arrays.items() if a is not None})
 
 
-@pytest.mark.parametrize(
-    ("header", "words"),
-    [
-        ("'<f4', 'shape': (2, 1000000000000)", "embeddings are .* and 24 bytes"),
-        ("'<f4', 'shape': (2, -3)", "embeddings are"),
-        ("'|O', 'shape': (2, 3)", "of object, not"),
-        ("'<f99', 'shape': (2, 3)", "descr"),
-        ("'<f4', 'shape': (2, 3)", r"of version \(9, 9\)"),
-        ("", "EOF"),
-    ],
-)
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_header_that_lies_is_refused(path, method, header, words):
-    text = f"{{'fortran_order': False, 'descr': {header}}}\n".encode()
-    version = b"\x09\x09" if "version" in words else b"\x01\x00"
-    array = b"\x93NUMPY" + version + struct.pack("<H", len(text)) + text + bytes(24)
+class Code:
+    """An object whose pickle runs code where it is loaded."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.made),)
+
+
+def test_code_in_an_archive_is_not_run(path):
+    made = path.with_name("made")
+    write_npz(path, names=np.array([Code(made), "b"], dtype=object))
+    refused(path, "Object arrays cannot be loaded")
+    assert not made.exists()
+
+
+def test_an_array_larger_than_memory_is_refused(path):
     write_npz(path, embeddings=None)
-    with zipfile.ZipFile(path, "a", method) as members:
-        members.writestr("embeddings.npy", array if header else b"")
-    refused(path, words)
-
-
-def test_two_arrays_of_one_name_are_refused(path):
-    write_npz(path)
-    with zipfile.ZipFile(path, "a") as members, pytest.warns(UserWarning, match="Dup"):
-        members.writestr("embeddings.npy", b"")
-    refused(path, r"it has 2 embeddings\.npy")
+    header = (
+        b"{'fortran_order': False, 'descr': '<f4', 'shape': (2, 1000000000000000)}\n"
+    )
+    array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+    with zipfile.ZipFile(path, "a") as members:
+        members.writestr("embeddings.npy", array)
+    refused(path, "Unable to allocate")
