@@ -57,9 +57,8 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     output.add_argument(
         "--out",
         metavar="EMBEDDINGS.npz",
-        help="write names, embeddings, sources and the model's fingerprint, as .npz or "
-        ".parquet; names are relative to the folder if one is given (default: print a "
-        "summary)",
+        help="write names, embeddings, sources and the model's fingerprint; names are "
+        "relative to the folder if one is given (default: print a summary)",
     )
     output.add_argument(
         "--dry_run",

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import lzma
-import math
-import tokenize
 import zipfile
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speechbrain_rev.inference.untrusted import REFUSED
 from speechbrain_rev.whole_files import check_path, check_regular, opened_whole
 
 _MAX_CHARACTERS = 500
@@ -122,115 +116,6 @@ def _shown(fingerprint: str) -> str:
     return f"{fingerprint[:12]}{fingerprint[64:80]}"
 
 
-_FINGERPRINT = b"fingerprint"
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError(
-            "Parquet files need pyarrow, which cannot be imported here: pip install "
-            "'speechbrain_rev[parquet]', or give a name that ends in .npz."
-        ) from error
-    return pyarrow, parquet
-
-
-def write_parquet(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write names, embeddings, sources and the fingerprint.
-
-    Parameters
-    ----------
-    file : binary file
-        To write to.
-    arrays : mapping of str to numpy.ndarray
-        names [n], embeddings [n, dim], fingerprint [], and sources, [n] or [0].
-    """
-    pyarrow, parquet = _pyarrow()
-    embeddings = np.ascontiguousarray(arrays["embeddings"], dtype=np.float32)
-    sources = arrays["sources"].tolist() or [None] * len(embeddings)
-    table = pyarrow.table(
-        {
-            "name": pyarrow.array(arrays["names"].tolist(), pyarrow.string()),
-            "embedding": pyarrow.FixedSizeListArray.from_arrays(
-                pyarrow.array(embeddings.ravel()), embeddings.shape[1]
-            ),
-            "source": pyarrow.array(sources, pyarrow.string()),
-        }
-    ).replace_schema_metadata({_FINGERPRINT: str(arrays["fingerprint"])})
-    parquet.write_table(table, file, write_page_checksum=True)
-
-
-def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
-    """Read what ``write_parquet`` wrote, as it was given.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-        The file.
-
-    Returns
-    -------
-    dict of str to numpy.ndarray
-        names, embeddings, fingerprint and sources.
-
-    Raises
-    ------
-    Exception
-        One of pyarrow's if it is something else.
-    """
-    pyarrow, parquet = _pyarrow()
-    with path.open("rb") as file:
-        count = parquet.ParquetFile(file).metadata.num_rows
-        table = parquet.read_table(file, page_checksum_verification=True)
-    if len(table) != count:
-        raise ValueError(f"it has {len(table)} rows, and its footer has {count}")
-    metadata = table.schema.metadata or {}
-    rows = table["embedding"].combine_chunks()
-    dim = getattr(rows.type, "list_size", None)
-    if dim is None or rows.type.value_type != pyarrow.float32():
-        raise ValueError(
-            f"its embeddings are {rows.type}, not lists of float32 of one size"
-        )
-    values = rows.flatten()
-    if rows.null_count or values.null_count:
-        raise ValueError("an embedding, or a number of one, is missing")
-    names, sources = (_texts(table[name], name) for name in ("name", "source"))
-    if None in names:
-        raise ValueError(f"the name of row {names.index(None)} is missing")
-    sources = [one for one in sources if one is not None]
-    return {
-        "names": np.array(names, dtype=str),
-        "embeddings": values.to_numpy().reshape(-1, dim),
-        "fingerprint": np.array(metadata[_FINGERPRINT].decode()),
-        "sources": np.array(sources, dtype=str),
-    }
-
-
-def _texts(column: Any, name: str) -> list[Any]:
-    """Read a column of texts, which numpy would not all give back."""
-    if str(column.type) not in ("string", "large_string"):
-        raise ValueError(f"its column {name} is of {column.type}, not of texts")
-    texts: list[Any] = column.to_pylist()
-    if any("\0" in text for text in texts if text):
-        raise ValueError(f"its column {name} has a text with a NUL character")
-    return texts
-
-
-_SUFFIXES = (".npz", ".parquet")
-
-# What a damaged file of arrays raises, one of other methods or with a password too.
-_DAMAGED = (
-    *REFUSED, zipfile.BadZipFile, zlib.error, lzma.LZMAError, SyntaxError,
-    tokenize.TokenError, SystemError,
-)  # fmt: skip
-
-_AT_ONCE = 2**20
-#: Axes of each array of an archive; texts but for one of float32.
-_AXES = {"names": 1, "embeddings": 2, "fingerprint": 0, "sources": 1}
-
-
 @dataclass(frozen=True, eq=False)
 class EmbeddingArchive:
     """Embeddings by name.
@@ -263,7 +148,11 @@ class EmbeddingArchive:
 
     def __post_init__(self) -> None:
         check_names(self.names)
-        _check_type("embeddings", self.embeddings.shape, self.embeddings.dtype)
+        if self.embeddings.dtype != np.float32 or self.embeddings.ndim != 2:
+            raise ValueError(
+                f"embeddings are {list(self.embeddings.shape)} of "
+                f"{self.embeddings.dtype}, not [n, dim] of float32"
+            )
         check_fingerprint(self.fingerprint)
         if len(self.embeddings) != len(self.names):
             raise ValueError(
@@ -275,14 +164,11 @@ class EmbeddingArchive:
                 f"{len(self.names)} names for {len(self.sources)} sources: give one "
                 "source for each name, or none at all."
             )
-        # What is finite in each place would be another array.
-        if (
-            self.names
-            and not np.isfinite([self.embeddings.min(), self.embeddings.max()]).all()
-        ):
-            rows = np.isfinite(self.embeddings).all(axis=1)
+        finite = np.isfinite(self.embeddings).all(axis=1)
+        if not finite.all():
             raise ValueError(
-                f"the embedding of {self.names[int(rows.argmin())]!r} holds NaN or infinity"
+                f"the embedding of {self.names[int(finite.argmin())]!r} holds NaN or "
+                "infinity"
             )
 
     def save(self, path: str | Path) -> None:
@@ -291,16 +177,13 @@ class EmbeddingArchive:
         Parameters
         ----------
         path : str or pathlib.Path
-            Its folder is made. Ends in ``.npz``, for arrays names, embeddings,
-            fingerprint and sources, or in ``.parquet``, for columns name, embedding and
-            source with the fingerprint in the schema's metadata, which needs pyarrow.
+            Ends in ``.npz``. Its folder is made. The arrays are names, embeddings,
+            fingerprint and sources.
 
         Raises
         ------
         ValueError
             If the name ends in something else.
-        ImportError
-            If there is no pyarrow and it is needed.
         """
         path = Path(path)
         check_format(path)
@@ -312,19 +195,16 @@ class EmbeddingArchive:
             "sources": np.array(self.sources, dtype=str),
         }
         with opened_whole(path) as file:
-            if path.suffix == ".parquet":
-                write_parquet(file, arrays)
-            else:
-                np.savez(file, **arrays)
+            np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> EmbeddingArchive:
-        """Read what ``save`` wrote.
+        """Read what ``save`` wrote, without running code that a file may hold.
 
         Parameters
         ----------
         path : str or pathlib.Path
-            An .npz or a .parquet file.
+            An .npz file.
 
         Returns
         -------
@@ -338,8 +218,6 @@ class EmbeddingArchive:
         ValueError
             If it is no archive of embeddings: damaged, with other arrays or types, a name
             that is missing or there twice, or an embedding that is not finite.
-        ImportError
-            If there is no pyarrow and it is needed.
         """
         check_path(path, "an archive of embeddings")
         check_regular(path)
@@ -348,17 +226,36 @@ class EmbeddingArchive:
                 f"There are no embeddings at {path}. Run recipes/VoxCeleb/extract.py "
                 "on a run first, or speechbrain-rev embed on audio."
             )
-        with opened(path) as stored:
-            return cls(
-                tuple(stored["names"].tolist()),
-                stored["embeddings"],
-                str(stored["fingerprint"]),
-                tuple(stored["sources"].tolist()),
-            )
+        try:
+            # numpy takes any other file for a pickle, and advises to allow pickles.
+            if not zipfile.is_zipfile(path):
+                raise ValueError("it is no .npz file, or only a part of one")
+            with np.load(path, allow_pickle=False) as stored:
+                return cls(
+                    tuple(_read_texts(stored, "names", ndim=1)),
+                    stored["embeddings"],
+                    _read_texts(stored, "fingerprint", ndim=0),
+                    tuple(_read_texts(stored, "sources", ndim=1)),
+                )
+        except Exception as error:  # numpy, zipfile and zlib have no class in common
+            raise ValueError(
+                f"{path} is no archive of embeddings ({error}). Remove it and embed again."
+            ) from error
+
+
+def _read_texts(stored: Mapping[str, NDArray[Any]], name: str, *, ndim: int) -> Any:
+    """Read a text, or a list of texts."""
+    array = stored[name]
+    if array.dtype.kind != "U" or array.ndim != ndim:
+        raise ValueError(
+            f"{name} are {list(array.shape)} of {array.dtype}, not "
+            f"{'[n]' if ndim else '[]'} of texts"
+        )
+    return array.tolist()
 
 
 def check_format(path: Path) -> None:
-    """Refuse a name whose ending says no format, or one that cannot be written here.
+    """Refuse a name that does not end in .npz.
 
     Parameters
     ----------
@@ -368,121 +265,15 @@ def check_format(path: Path) -> None:
     Raises
     ------
     ValueError
-        If the name ends in something else than .npz or .parquet.
-    ImportError
-        If it is .parquet and there is no pyarrow.
+        If the name ends in something else.
 
     Example
     -------
     >>> check_format(Path("some.npz"))
     """
-    if path.suffix not in _SUFFIXES:
+    if path.suffix != ".npz":
         raise ValueError(
-            f"embeddings are written to a name that ends in {' or '.join(_SUFFIXES)}, not "
-            f"{path}."
-        )
-    if path.suffix == ".parquet":
-        _pyarrow()
-
-
-@contextlib.contextmanager
-def opened(path: str | Path) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """Open an archive, whose arrays are read when they are asked for.
-
-    Parameters
-    ----------
-    path : str or pathlib.Path
-        An .npz or a .parquet file.
-
-    Yields
-    ------
-    mapping of str to numpy.ndarray
-        names, embeddings, fingerprint and sources.
-
-    Raises
-    ------
-    ValueError
-        If it is no archive; so if reading what was asked for fails in the block.
-    """
-    check_regular(path)
-    parquet = Path(path).suffix == ".parquet"
-    damaged: tuple[type[Exception], ...] = _DAMAGED
-    if parquet:
-        damaged += (_pyarrow()[0].ArrowException,)
-    try:
-        if parquet:
-            yield read_parquet(Path(path))
-            return
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is no .npz file")
-        with zipfile.ZipFile(path) as members:
-            yield _Arrays(members)
-    except damaged as error:
-        raise ValueError(
-            f"{path} is no archive of embeddings ({error}). Remove it and embed again."
-        ) from error
-
-
-class _Arrays(Mapping[str, NDArray[Any]]):
-    """The arrays of an .npz file, each no larger than what is there of it."""
-
-    def __init__(self, members: zipfile.ZipFile) -> None:
-        self._members = members
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_AXES)
-
-    def __len__(self) -> int:
-        return len(_AXES)
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        member = f"{name}.npy"
-        listed = self._members.namelist().count(member)
-        if listed != 1:
-            raise ValueError(f"it has {listed or 'no'} {member}")
-        with self._members.open(member) as file:
-            version = np.lib.format.read_magic(file)
-            if version not in _HEADERS:
-                raise ValueError(f"{name} are of version {version}")
-            shape, fortran, dtype = _HEADERS[version](file)
-            _check_type(name, shape, dtype)
-            there = self._members.getinfo(member).file_size - file.tell()
-            if math.prod(shape) * dtype.itemsize != there:
-                raise ValueError(
-                    f"{name} are {list(shape)} of {dtype} by their header, and "
-                    f"{there:,} bytes"
-                )
-            # Its last axis is the outer one where it is in Fortran's order.
-            array = np.empty(shape[::-1] if fortran else shape, dtype)
-            content, read = array.reshape(-1).view(np.uint8), 0
-            while part := file.read(_AT_ONCE):
-                content[read : read + len(part)] = np.frombuffer(part, np.uint8)
-                read += len(part)
-        if read != there:
-            raise ValueError(f"{name} end after {read:,} of {there:,} bytes")
-        return array.T if fortran else array
-
-
-_HEADERS: dict[Any, Any] = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-
-
-def _check_type(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Refuse an array of an archive that is of another type or has other axes."""
-    texts = name != "embeddings"
-    right = dtype.kind == "U" if texts else dtype == np.float32
-    if (
-        not right
-        or len(shape) != _AXES[name]
-        or 0 in shape[1:]
-        or min(shape, default=0) < 0
-    ):
-        wanted = ["[]", "[n]", "[n, dim]"][_AXES[name]]
-        raise ValueError(
-            f"{name} are {list(shape)} of {dtype}, not {wanted} of "
-            f"{'texts' if texts else 'float32'}"
+            f"embeddings are written to a name that ends in .npz, not {path}."
         )
 
 

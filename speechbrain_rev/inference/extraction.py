@@ -25,7 +25,6 @@ from speechbrain_rev.inference.archive import (
     EmbeddingArchive,
     check_format,
     check_names,
-    opened,
 )
 from speechbrain_rev.inference.audio import (
     MAXIMUM_SECONDS,
@@ -73,7 +72,7 @@ def embed_into(
     Parameters
     ----------
     path : str or pathlib.Path
-        The .npz or .parquet file. One of another model is replaced.
+        The .npz file. One of another model is replaced.
     embedder : SpeakerEmbedder
         With a fingerprint.
     files : mapping of str to path
@@ -178,14 +177,14 @@ def embed_share(
     path = Path(path)
     _check_work(path, embedder, files)
     own = path.with_suffix(f".part-{rank}{path.suffix}")
-    if own.exists() and not _is_whole(own):
+    if own.exists() and _load_part(own) is None:
         own.unlink()
     parts = [part for part in _parts(path) if part != own]
     others = [path, *(p for p in parts if _is_own(p, embedder.fingerprint))]
     known = {
-        item
+        (name, source)
         for other in others
-        for item in _stored_sources(other, embedder.fingerprint)
+        for name, _, source in _stored_rows(other, embedder.fingerprint)
     }
     share = islice(files.items(), rank, None, processes)
     missing = {
@@ -227,26 +226,25 @@ def _parts(path: Path) -> Sequence[Path]:
 
 def _is_own(part: Path, fingerprint: str) -> bool:
     """Return whether a part can be read and is of this model."""
-    if not _is_whole(part):
+    archive = _load_part(part)
+    if archive is None:
         return False
-    with opened(part) as stored:
-        if str(stored["fingerprint"]) == fingerprint:
-            return True
+    if archive.fingerprint == fingerprint:
+        return True
     logger.warning(f"{part} is of another model, and not used. Remove it.")
     return False
 
 
-def _is_whole(part: Path) -> bool:
-    """Return whether a part can be read; a damaged one is embedded anew."""
+def _load_part(part: Path) -> EmbeddingArchive | None:
+    """Load a part; a damaged one is embedded anew."""
     try:
-        EmbeddingArchive.load(part)
+        return EmbeddingArchive.load(part)
     except FileNotFoundError:
         # The process whose it is has just joined it.
-        return False
+        return None
     except ValueError as error:
         logger.warning(f"{error} What it would have held is embedded anew.")
-        return False
-    return True
+        return None
 
 
 def _stored_rows(
@@ -259,15 +257,6 @@ def _stored_rows(
             # Audio of unknown source is embedded again.
             sources = stored.sources or ("",) * len(stored.names)
             yield from zip(stored.names, stored.embeddings, sources, strict=True)
-
-
-def _stored_sources(path: Path, fingerprint: str) -> Iterator[tuple[str, str]]:
-    """Names and sources of an archive, as ``_stored_rows``, without the embeddings."""
-    if path.exists():
-        with opened(path) as stored:
-            if str(stored["fingerprint"]) == fingerprint:
-                names, sources = stored["names"].tolist(), stored["sources"].tolist()
-                yield from zip(names, sources, strict=bool(sources))
 
 
 def _check_work(
@@ -500,7 +489,7 @@ def embed_folder(
     window: float | None = None,
     bad_files: BadFiles = "refuse",
 ) -> FolderResult:
-    """Embed a folder of audio into an .npz or a .parquet file.
+    """Embed a folder of audio into an .npz file.
 
     There is a progress bar. The file is saved from time to time; called again, only what
     is not there from the same model, audio, channel and window is embedded. Files that
@@ -512,7 +501,7 @@ def embed_folder(
     audio : path, iterable of paths, or Listing
         A folder, or files and folders; or what ``list_audio`` gives of them.
     out : str or path-like
-        Ends in .npz or .parquet; see ``EmbeddingArchive.save``.
+        Ends in .npz; see ``EmbeddingArchive.save``.
     embedder : SpeakerEmbedder
         With a fingerprint, as ``from_run`` and ``from_hparams`` give it.
     channels, window
@@ -607,9 +596,7 @@ def check_own(path: Path, fingerprint: str) -> None:
     """
     if not path.exists():
         return
-    with opened(path) as stored:
-        other = str(stored["fingerprint"])
-    if other != fingerprint:
+    if EmbeddingArchive.load(path).fingerprint != fingerprint:
         raise ValueError(
             f"{path} holds embeddings of another model, or of another precision. Give "
             "another name, or remove it."

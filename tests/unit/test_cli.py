@@ -502,7 +502,8 @@ MISTAKES = {
     "sweep resnet34 --card=1.2GB": "What helps: ",
     "embed nowhere a.wav": "no folder nowhere",
     "embed model.onnx a.wav": "no folder. A graph is run by onnxruntime or torch.export",
-    "embed run a.wav --out=embeddings.txt": "ends in .npz or .parquet, not embeddings.txt",
+    "embed run a.wav --out=embeddings.txt": "ends in .npz, not embeddings.txt",
+    "embed run a.wav --out=rows.parquet": "ends in .npz, not rows.parquet",
     "embed run a.wav --bad-files=drop": "--bad_files goes with --out",
     **{f"{EMBED} {given}": words for given, words in {
         "--window=0.1": "a window of 0.1 s is no utterance",
@@ -600,7 +601,7 @@ class TestEmbed:
         assert "of another model, or of another precision" in words
 
     def test_a_folder_is_looked_through_and_embedded(self, tmp_path, printed, capsys):
-        folder, out = tmp_path / "speech", tmp_path / "rows.parquet"
+        folder, out = tmp_path / "speech", tmp_path / "rows.npz"
         for name in ("a.wav", "b/c.wav"):
             write_audio(folder / name, speech_like(0.5))
         write_audio(folder / "two.wav", np.stack([speech_like(0.5)] * 2, axis=1))

@@ -134,7 +134,6 @@ COMMANDS = [
     *(
         pytest.param(command, marks=pytest.mark.slow)
         for command in (
-            (embedding, "rows.parquet"),
             (export, "model"),
             (conversion_back, "avg_model.pt"),
             (conversion_to_safetensors, "model"),

@@ -172,7 +172,6 @@ def test_importing_everything_brings_no_optional_package_and_no_cuda(loaded):
         "onnx",
         "onnxscript",
         "onnxruntime",
-        "pyarrow",
     }
     assert not optional & set(all_loaded)
 

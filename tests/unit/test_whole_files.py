@@ -168,7 +168,6 @@ READERS = {
     "scores.txt": read_scores,
     "plan.json": Plan.load,
     "rows.npz": EmbeddingArchive.load,
-    "rows.parquet": EmbeddingArchive.load,
     "ann.safetensors": EnrolledSpeaker.load,
     "avg_model.pt": lambda path: convert_from_wespeaker(path, path.with_name("run")),
     "model.ckpt": lambda path: load_strictly(torch.nn.Linear(1, 1), path),
