@@ -11,6 +11,7 @@ import difflib
 import itertools
 import math
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -334,11 +335,26 @@ def architecture(name: str) -> Architecture:
     """
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
-    nearest = difflib.get_close_matches(str(name), ARCHITECTURES, n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     raise ValueError(
-        f"There is no encoder {name!r}.{hint} "
+        f"There is no encoder {name!r}.{nearest(str(name), ARCHITECTURES)} "
         f"The {len(ARCHITECTURES)} encoders are: {', '.join(ARCHITECTURES)}."
+    )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Suggest the known names that a wrong one may have meant: of encoders, or of settings.
+
+    Examples
+    --------
+    >>> nearest("optimiser_bits", ["optimizer_bits", "lr"])
+    ' Did you mean optimizer_bits?'
+    """
+    by_word = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), by_word, n=2)
+    return (
+        f" Did you mean {' or '.join(by_word[word] for word in close)}?"
+        if close
+        else ""
     )
 
 

@@ -5,7 +5,6 @@ Torch is imported where it is asked, so that what needs none may import this.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -312,13 +311,10 @@ def parse_card(text: str) -> Gpu:
     alike = [gpu for gpu in GPUS if _spelling(text) in _spellings(gpu)]
     if len(alike) == 1:
         return alike[0]
-    names = {_spelling(gpu.name): gpu.name for gpu in GPUS}
-    close = difflib.get_close_matches(_spelling(text), names, n=2)
-    near = [gpu.name for gpu in alike] or [names[spelling] for spelling in close]
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    which = f" Is it {' or '.join(gpu.name for gpu in alike)}?" if alike else ""
     raise ValueError(
         f"--card takes a GPU's memory as {EXAMPLES}, not {text}; or one of "
-        f"{', '.join(names.values())}.{hint} For any other GPU give its memory."
+        f"{', '.join(gpu.name for gpu in GPUS)}.{which} For any other GPU give its memory."
     )
 
 

@@ -6,7 +6,6 @@ Standard library only: nothing is computed, so that the table is there at once.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import itertools
 import math
@@ -675,7 +674,7 @@ def select(
     """
     check_names("--family", families, [row.family for row in ARCHITECTURES.values()])
     check_names("--type", types, [row.type for row in ARCHITECTURES.values()])
-    check_names("--sort", [] if sort is None else [sort], SORT_KEYS, eer="vox1-h")
+    check_names("--sort", [] if sort is None else [sort], SORT_KEYS)
     if training.card_bytes is None and (fitting or sort in _OF_A_GPU):
         option = "--fits" if fitting else f"--sort={sort}"
         raise ValueError(f"{option} needs a GPU: add, for instance, --card=11GB.")
@@ -708,9 +707,7 @@ def _sorted(
     ]
 
 
-def check_names(
-    option: str, given: Iterable[str], allowed: Iterable[str], **meant: str
-) -> None:
+def check_names(option: str, given: Iterable[str], allowed: Iterable[str]) -> None:
     """Refuse names that an option does not take.
 
     Parameters
@@ -721,25 +718,19 @@ def check_names(
         What was given.
     allowed : iterable of str
         All that there are.
-    **meant : str
-        The name that another one stands for, which is refused as well.
 
     Raises
     ------
     ValueError
-        With all names, and the nearest one.
+        With all names.
 
     Examples
     --------
     >>> check_names("--mode", ["stored"], ["store", "recompute"])
     Traceback (most recent call last):
-    ValueError: --mode takes store, recompute, not stored. Did you mean store?
+    ValueError: --mode takes store, recompute, not stored.
     """
     names = list(dict.fromkeys(allowed))
     for name in given:
-        if name in names:
-            continue
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        nearest = [meant[name]] if name in meant else close
-        hint = f" Did you mean {nearest[0]}?" if nearest else ""
-        raise ValueError(f"{option} takes {', '.join(names)}, not {name}.{hint}")
+        if name not in names:
+            raise ValueError(f"{option} takes {', '.join(names)}, not {name}.")

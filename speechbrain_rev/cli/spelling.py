@@ -1,13 +1,12 @@
-"""Options in one spelling or the other, and suggestions for those that there are not."""
+"""Options in one spelling or the other."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 _WIDTH = 79
 
@@ -15,8 +14,7 @@ _WIDTH = 79
 class ArgumentParser(argparse.ArgumentParser):
     """A parser that takes ``--bad-files`` and ``--bad_files`` for the same option.
 
-    Help and errors show an option as it was added. An unknown option or choice is refused
-    with the nearest one. Parsers of subcommands do the same.
+    Help and errors show an option as it was added. Parsers of subcommands do the same.
 
     Parameters
     ----------
@@ -38,10 +36,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Python 3.14 may suggest choices itself; here all versions say the same.
-        self.suggest_on_error = False
         self.examples = tuple(examples)
-        self._hint = ""
         if examples:
             # The formatter that keeps the lines of examples fills no description.
             self.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -61,24 +56,11 @@ class ArgumentParser(argparse.ArgumentParser):
             if option.startswith("--") and value == "--":
                 # argparse of Python before 3.13 makes an empty list of it.
                 self.error(f"argument {option}: expected one argument, not --")
-        # Options of a subcommand are its parser's to know.
-        self._hint = "" if self._subparsers else self._nearest_options(given[:end])
         parsed, others = super().parse_known_args(given, namespace)
         if others:
             # Not left to the parser above, which does not know this one's options.
             self.error(f"unrecognized arguments: {' '.join(others)}")
         return parsed, others
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with a message, and what a misspelt option may have meant."""
-        super().error(f"{message}{self._hint}")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        try:
-            super()._check_value(action, value)
-        except argparse.ArgumentError as error:
-            hint = _meant([value], list(action.choices or ()))
-            raise argparse.ArgumentError(action, f"{error.message}{hint}") from None
 
     def _as_added(self, argument: str) -> str:
         option, equals, value = argument.partition("=")
@@ -89,27 +71,3 @@ class ArgumentParser(argparse.ArgumentParser):
                 if name.replace("_", "-") == words:
                     return f"{name}{equals}{value}"
         return argument
-
-    def _nearest_options(self, given: Iterable[str]) -> str:
-        added = self._option_string_actions
-        shown = [
-            name
-            for name, action in added.items()
-            if name.startswith("--") and action.help != argparse.SUPPRESS
-        ]
-        options = [argument.partition("=")[0] for argument in given]
-        unknown = [o for o in options if o.startswith("--") and o not in added]
-        return _meant(unknown, shown)
-
-
-def _meant(given: Iterable[str], known: Sequence[str]) -> str:
-    """Suggest for each name the nearest known one, if it is near enough."""
-    by_word = {str(name).lstrip("-").replace("_", "-"): str(name) for name in known}
-    nearest = [
-        by_word[match]
-        for name in given
-        for match in difflib.get_close_matches(
-            str(name).lower().lstrip("-").replace("_", "-"), by_word, n=1
-        )
-    ]
-    return f". Did you mean {' and '.join(dict.fromkeys(nearest))}?" if nearest else ""

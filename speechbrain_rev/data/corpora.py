@@ -6,7 +6,6 @@ A layout of a corpus is a class that follows `Corpus`, and its row of `CORPORA`.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import gc
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -481,11 +480,8 @@ def open_corpus(
     layouts = " ".join(corpus.layout for corpus in CORPORA.values())
     path = Path(os.path.abspath(folder))
     if find_packed(path) is None and not path.exists():
-        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, beside, n=1)
-        meant = f" Is it {path.parent / near[0]}?" if near else ""
         raise ValueError(
-            f"The data folder {folder} does not exist.{meant} Give the folder of "
+            f"The data folder {folder} does not exist. Give the folder of "
             f"VoxCeleb, or of your speech, as {option}."
         )
     for corpus in CORPORA.values():

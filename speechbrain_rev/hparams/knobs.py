@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.architectures import ARCHITECTURES, nearest
 from speechbrain_rev.heads import HEAD_OF, POOLINGS
-from speechbrain_rev.hparams.document import Reference, nearest
+from speechbrain_rev.hparams.document import Reference
 from speechbrain_rev.modes import ALONE, MEMORY_FORMATS, STREAMS
 from speechbrain_rev.optimizers import OPTIMIZERS
 from speechbrain_rev.sizes import parse_size
@@ -173,8 +173,6 @@ class Knob:
 
         Examples
         --------
-        >>> Knob("str", one_of=("sgd", "adam")).advice("adm")
-        ' Did you mean adam?'
         >>> Knob("str", one_of=("sgd", "adam")).advice("[sgd, adam]")
         ' Give one of them.'
         >>> Knob("float", why="It is in seconds.").advice(math.inf)
@@ -185,9 +183,8 @@ class Knob:
         if names and isinstance(value, str):
             if len(set(names) & set(re.findall(r"\w+", value))) > 1:
                 words += " Give one of them."
-            else:
-                # A short list is in the sentence before.
-                words += nearest(value, names, far=len(names) > MOST_IN_A_SENTENCE)
+            elif len(names) > MOST_IN_A_SENTENCE:
+                words += nearest(value, names)
         if len(names) > MOST_IN_A_SENTENCE:
             words += f" All are: {', '.join(names)}."
         if isinstance(value, float) and not math.isfinite(value):

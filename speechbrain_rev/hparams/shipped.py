@@ -7,7 +7,8 @@ import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from speechbrain_rev.hparams.document import PLACEHOLDER, nearest
+from speechbrain_rev.architectures import nearest
+from speechbrain_rev.hparams.document import PLACEHOLDER
 from speechbrain_rev.hparams.knobs import KNOBS, MOST_USED
 
 # In a wheel they lie beside this module, in a checkout at its top.
@@ -133,8 +134,7 @@ def base_of(name: str, child: Path) -> Path:
     if name.removesuffix(".yaml") not in files:
         raise ValueError(
             f"its base {name} is not there: no file of that path lies beside {child.name}, "
-            "and none of that name comes with the package."
-            f"{nearest(Path(name).stem, files)} Give a path from the folder of "
+            "and none of that name comes with the package. Give a path from the folder of "
             f"{child.name}, or one of {', '.join(files)}."
         )
     return files[name.removesuffix(".yaml")]

@@ -161,17 +161,13 @@ class TestCommand:
         ("arguments", "usage", "message"),
         [
             ("modelz", "", "invalid choice: 'modelz' (choose from "),
-            ("modelz", "", "). Did you mean models?"),
-            ("plan --crad=11GB", "plan ", "is required. Did you mean --card?"),
-            ("models --sorted x", "models ", "--sorted. Did you mean --sort?"),
-            ("embed m a.wav --bad_flies=skip", "embed ", ". Did you mean --bad_files?"),
+            ("plan --crad=11GB", "plan ", "is required"),
+            ("models --sorted x", "models ", "unrecognized arguments: --sorted"),
             ("embed m a.wav --bad_files=drops", "embed ", "'drops' (choose from "),
-            ("embed m a.wav --bad_files=drops", "embed ", ". Did you mean drop?"),
-            ("convert wespaeker a b", "convert ", ". Did you mean wespeaker?"),
             ("models --zzz", "models ", "unrecognized arguments: --zzz\n"),
         ],
     )
-    def test_what_is_misspelt_is_suggested(self, arguments, usage, message, capsys):
+    def test_what_is_misspelt_is_refused(self, arguments, usage, message, capsys):
         with pytest.raises(SystemExit) as done:
             cli.main(arguments.split())
         assert done.value.code == 2
@@ -479,7 +475,7 @@ MISTAKES = {
     "models --plot=models.jpg": "ends in .png, .pdf or .svg, not models.jpg",
     "models --plot=no/a.png": "no/a.png cannot be written: there is no folder no. Make",
     "memory resnet34 --mode=reconstruct": "resnet34 has no reversible blocks",
-    "memory resnet34 --mode=recomput": "compute, plan, not recomput. Did you mean recompute?",
+    "memory resnet34 --mode=recomput": "compute, plan, not recomput.",
     "memory revnet57 --mode=compress": "reconstruct, recompute, plan; the recipe's --dry_run",
     "memory resnet34 --frames=-3": "from 1 to 100000 frames of 10 ms, not -3",
     "memory resnet34 --optimizer_bits=16": "bits is 16",

@@ -381,9 +381,9 @@ def test_sorting_is_by_the_figure_and_encoders_without_it_come_last(key, reverse
     ("wrong", "message"),
     [
         ({"names": ["revnet58"]}, "Did you mean revnet57"),
-        ({"families": ["dfresnet"]}, "--family takes resnet, .*Did you mean df_resnet"),
+        ({"families": ["dfresnet"]}, "--family takes resnet, .*, not dfresnet"),
         ({"types": ["reversible"]}, "--type takes vanilla, I, II, not reversible"),
-        ({"sort": "vox1_h"}, "--sort takes layers, .* Did you mean vox1-h"),
+        ({"sort": "vox1_h"}, "--sort takes layers, .*, not vox1_h"),
         ({"fitting": True}, "--fits needs a GPU: add, for instance, --card=11GB"),
         ({"sort": "batch"}, "--sort=batch needs a GPU"),
         ({"sort": "days"}, "--sort=days needs a GPU"),
