@@ -15,8 +15,8 @@ _WIDTH = 79
 class ArgumentParser(argparse.ArgumentParser):
     """A parser that takes ``--bad-files`` and ``--bad_files`` for the same option.
 
-    Help and errors show an option as it was added. An unknown option or choice is refused
-    with the nearest one. Parsers of subcommands do the same.
+    Help and errors show an option as it was added. An unknown or shortened option, or an
+    unknown choice, is refused with the nearest one. Parsers of subcommands do the same.
 
     Parameters
     ----------
@@ -38,6 +38,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # A shortened --trial_lists could be read as --trials_folder.
+        self.allow_abbrev = False
         # Python 3.14 may suggest choices itself; here all versions say the same.
         self.suggest_on_error = False
         self.examples = tuple(examples)
@@ -92,11 +94,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def _nearest_options(self, given: Iterable[str]) -> str:
         added = self._option_string_actions
-        shown = [
-            name
-            for name, action in added.items()
-            if name.startswith("--") and action.help != argparse.SUPPRESS
-        ]
+        shown = [name for name in added if name.startswith("--")]
         options = [argument.partition("=")[0] for argument in given]
         unknown = [o for o in options if o.startswith("--") and o not in added]
         return _meant(unknown, shown)
