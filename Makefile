@@ -81,8 +81,8 @@ gpu:
 ## make study DATA=/where/corpus NOISE=/where/noise [OUTPUT= DEVICE=]; with SIZE=full
 ## as published, on a GPU, with the Python that has torch: RUN=python3
 SIZE ?= small
-STUDY = recipes/study/run.py "$(DATA)" --size $(SIZE) $(if $(NOISE),--noise "$(NOISE)") \
-  $(if $(OUTPUT),--output "$(OUTPUT)") $(if $(DEVICE),--device $(DEVICE))
+STUDY = recipes/study/run.py "$(DATA)" --size $(SIZE) $(if $(NOISE),--noise_folder "$(NOISE)") \
+  $(if $(OUTPUT),--output_folder "$(OUTPUT)") $(if $(DEVICE),--device $(DEVICE))
 study: $(if $(filter $(VENV)/bin/python,$(RUN)),$(INSTALLED))
 	@test -n "$(DATA)" || \
 	  { echo "Name a corpus: make study DATA=/where/corpus NOISE=/where/noise"; exit 1; }

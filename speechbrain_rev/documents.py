@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -128,7 +128,7 @@ def made_of(kind: type[Instance], values: Mapping[str, Any]) -> Instance:
     kind : type
         The dataclass.
     values : mapping of str to object
-        By name; a field with a default may be missing.
+        By name.
 
     Returns
     -------
@@ -145,15 +145,15 @@ def made_of(kind: type[Instance], values: Mapping[str, Any]) -> Instance:
     Examples
     --------
     >>> from speechbrain_rev.devices import Work
-    >>> made_of(Work, {"flops": 3, "moved_bytes": 2, "operations": 1}).host_bytes
-    0
+    >>> made_of(Work, {"flops": 3, "moved_bytes": 2, "operations": 1, "host_bytes": 0})
+    Work(flops=3, moved_bytes=2, operations=1, host_bytes=0)
     """
-    known = {field.name: field for field in fields(kind)}
+    known = [field.name for field in fields(kind)]
     for name in values:
         if name not in known:
             raise ValueError(f"{_shown(name)} is none of its names: {', '.join(known)}")
-    for name, field in known.items():
-        if field.default is field.default_factory is MISSING and name not in values:
+    for name in known:
+        if name not in values:
             raise KeyError(name)
     return kind(**values)
 

@@ -565,7 +565,7 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    r"""Read what ``write_rows`` wrote, or lines without checksums of an earlier version.
+    r"""Read what ``write_rows`` wrote.
 
     Parameters
     ----------
@@ -587,7 +587,8 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     Examples
     --------
     >>> file = Path(tempfile.mkdtemp(), "train_log.jsonl")
-    >>> write_whole(file, '{"epoch": 1}\n{"epo')
+    >>> write_rows(file, [{"epoch": 1}])
+    >>> write_whole(file, file.read_text() + '{"epo')
     >>> read_rows(file)
     Traceback (most recent call last):
     ValueError: ...train_log.jsonl, line 2, is not as it was written. ...
@@ -595,7 +596,6 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     digest = hashlib.sha256()
     rows: list[dict[str, Any]] = []
     content = Path(path).read_bytes()
-    summed = _ROW_SUM in content
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
         begin, _, end = line.rpartition(_ROW_SUM)
         digest.update(begin)
@@ -603,19 +603,13 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
             row = json.loads(line) if line.endswith(b"\n") else None
         except ValueError:
             row = None
-        if summed:
-            whole = end == digest.hexdigest().encode() + b'"}\n'
-        else:
-            # A text would be a checksum under a name that is damaged.
-            whole = isinstance(row, dict) and not any(
-                isinstance(value, str) for value in row.values()
-            )
+        whole = end == digest.hexdigest().encode() + b'"}\n'
         if not (whole and isinstance(row, dict)):
             raise ValueError(
                 f"{path}, line {number}, is not as it was written. Bring back the file as "
                 "it was, or move it away: the lines of earlier epochs are then missing."
             )
-        row.pop("sha256", None)
+        del row["sha256"]
         rows.append(row)
     return rows
 

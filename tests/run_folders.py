@@ -106,13 +106,17 @@ def write_scorable_run(folder: Path, data: Path, **changed: object) -> Path:
         (folder / name).write_text(lines)
     settings = {
         "trial_lists": [str(folder / "one.txt"), str(folder / "other.txt")],
+        "data_folder": data,
         "trials_folder": data,
+        "any_extension": "false",
+        "outside_files": "false",
+        "channel": None,
         "cohort_top_n": 600,
         # Speed perturbation made three classes of each speaker.
         "speeds": [1.0, 0.9, 1.1],
         "out_n_neurons": 3 * len(trained),
     }
-    write_run(folder, **settings, **changed)
+    write_run(folder, **{**settings, **changed})
     (folder / "save").mkdir()
     write_manifest(
         folder / "save" / "train.csv",

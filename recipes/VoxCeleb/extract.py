@@ -32,7 +32,7 @@ from speechbrain_rev.processes import joined, own_device
 EXAMPLES = (
     "python recipes/VoxCeleb/extract.py results/df_revnet281/1986",
     "python recipes/VoxCeleb/extract.py results/df_revnet281/1986 "
-    "--trials veri_test2.txt",
+    "--trial_lists veri_test2.txt",
 )
 
 
@@ -44,7 +44,6 @@ def command_line() -> ArgumentParser:
         "run_folder", metavar="RUN_FOLDER", type=Path, help="output_folder of train.py"
     )
     reads.add_argument(
-        "--trials",
         "--trial_lists",
         metavar="LIST",
         nargs="+",
@@ -89,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--utterances_per_speaker takes 1 or more, not {count}")
     trials, cohort = files_of_run(
         options.run_folder,
-        trials=options.trials,
+        trials=options.trial_lists,
         trials_folder=options.trials_folder,
         data_folder=options.data_folder,
         any_extension=options.any_extension,

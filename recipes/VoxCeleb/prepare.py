@@ -3,12 +3,12 @@
 python recipes/VoxCeleb/prepare.py FILE [--key=value ...]
 python recipes/VoxCeleb/prepare.py --pack FOLDER PACKED [--sample_rate=16000]
     [--bad_files=refuse|drop] [--resample=true|false] [--channel=NUMBER|mix]
-    [--first_channel] [--outside_files]
+    [--outside_files]
 
 The second packs audio (speech, noise or room impulse responses) into the folder PACKED, whose
 name ends in .packed: 16-bit samples in one file, and an index. It stands wherever FOLDER
 stood (data_folder, noise_folder, rir_folder, trials_folder), is read many times faster,
-and needs FOLDER no more. --first_channel is --channel=0. Interrupted, it goes on when the same command is given again.
+and needs FOLDER no more. Interrupted, it goes on when the same command is given again.
 
 The first does what train.py does before training, with the same settings. It writes
 into the run's save folder, never into the data folder:
@@ -54,11 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument("--sample_rate", type=int, default=16000)
         parser.add_argument("--bad_files", choices=("refuse", "drop"), default="refuse")
         parser.add_argument("--resample", choices=("true", "false"), default="false")
-        channel = parser.add_mutually_exclusive_group()
-        channel.add_argument("--channel", type=_channel)
-        channel.add_argument(
-            "--first_channel", dest="channel", action="store_const", const=0
-        )
+        parser.add_argument("--channel", type=_channel)
         parser.add_argument("--outside_files", action="store_true")
         options = parser.parse_args(argv)
         source, packed = options.pack

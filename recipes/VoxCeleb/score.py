@@ -49,7 +49,6 @@ def command_line() -> ArgumentParser:
         help="lines 'enrol test label score', whose metrics are computed",
     )
     reads.add_argument(
-        "--trials",
         "--trial_lists",
         metavar="LIST",
         nargs="+",
@@ -88,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if run:
             report = score_run(
                 run,
-                trials=options.trials,
+                trials=options.trial_lists,
                 data_folder=options.data_folder,
                 cohort_top_n=options.cohort_top_n,
                 subtract_mean=options.subtract_mean,

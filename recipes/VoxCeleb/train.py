@@ -147,7 +147,7 @@ def build_brain(hparams, run_opts):
     random_state.fold_rank()
     keep(RANDOM_STATE, random_state)
     arithmetic = KeptArithmetic(hparams["modules"]["embedding_model"])
-    keep(CHANNELS, arithmetic, optional_load=True)
+    keep(CHANNELS, arithmetic)
     hparams["checkpointer"].add_state("compression", hparams["compression"])
     return SpeakerBrain(
         modules=hparams["modules"],

@@ -193,14 +193,14 @@ def state_margins(study: Study) -> dict[str, Any]:
         if stated["made_of"]["weights"] != weights:
             raise ValueError(
                 f"{path} states margins of other weights than the references have. Restore "
-                "these runs or that file, or give another --output."
+                "these runs or that file, or give another --output_folder."
             )
         return stated
     for one in study.conditions:
         if one.references and any(study.folder.glob(f"runs/{one.folder}/*/{SCORED}")):
             raise ValueError(
                 f"{study.folder} has no {MARGINS}, but scores of {one.name}: margins are "
-                "stated first. Restore the file, or give another --output."
+                "stated first. Restore the file, or give another --output_folder."
             )
     stated = {
         "margins": {

@@ -1,12 +1,12 @@
 """Train the conditions of the study, a run after the other, and collect what came out.
 
-python recipes/study/run.py DATA --noise NOISE [--size small] [--output FOLDER]
+python recipes/study/run.py DATA --noise_folder NOISE [--size small] [--output_folder FOLDER]
 
 DATA is a corpus in VoxCeleb's layout that holds train_list.txt and trial lists
 veri_test.txt and veri_test_*.txt. The references are trained first, with all seeds; the
 margins are stated from them; then come the other conditions, seed by seed. A finished run
 is skipped, and one that was killed goes on from its last checkpoint. A second command with
-the same --output, in another terminal, takes the runs that the first one has not begun.
+the same --output_folder, in another terminal, takes the runs that the first one has not begun.
 The end is FOLDER/study.tar.xz, from which recipes/study/report.py writes the tables.
 
 --dry_run lists the runs and about how long they take. --repeat trains finished runs once
@@ -221,12 +221,12 @@ def schedule_of(options: argparse.Namespace) -> Schedule:
             f"{data} lacks {TRAIN_LIST} or trial lists {' or '.join(TRIAL_LISTS)}. Give a "
             "corpus in VoxCeleb's layout with lines 'speaker path' and 'label path path'."
         )
-    output = options.output or REPOSITORY / "results" / f"study_{options.size}"
+    output = options.output_folder or REPOSITORY / "results" / f"study_{options.size}"
     given = {
         "data_folder": data,
         "train_list": data / TRAIN_LIST,
         "trial_lists": lists,
-        "noise_folder": options.noise and options.noise.resolve(),
+        "noise_folder": options.noise_folder and options.noise_folder.resolve(),
         "device": options.device or size.device,
     }
     chosen = [one for one in CONDITIONS if one.name in names]
@@ -272,15 +272,14 @@ def keep_setting(schedule: Schedule, size: str, *, may_be_part: bool = False) ->
         write_whole(path, json.dumps(wanted, indent=1) + "\n")
         return
     kept = json.loads(path.read_text(encoding="utf-8"))
-    # A study of an earlier version has a list of conditions, and is refused below.
-    if may_be_part and isinstance(kept["conditions"], dict):
+    if may_be_part:
         conditions = {n: kept["conditions"].get(n) for n in wanted["conditions"]}
         seeds = [seed for seed in wanted["seeds"] if seed in kept["seeds"]]
         kept = {**kept, "conditions": conditions, "seeds": seeds}
     if changed := [key for key in wanted if kept.get(key) != wanted[key]]:
         raise ValueError(
             f"{study.folder} holds a study with other {', '.join(changed)}. Give what it "
-            "was begun with, or another --output."
+            "was begun with, or another --output_folder."
         )
 
 
@@ -445,7 +444,6 @@ def _parser() -> argparse.ArgumentParser:
     folder = _existing_folder
     parser.add_argument("data", type=folder, help="corpus with its lists")
     parser.add_argument(
-        "--noise",
         "--noise_folder",
         metavar="FOLDER",
         type=folder,
@@ -458,7 +456,6 @@ def _parser() -> argparse.ArgumentParser:
         help="small: reduced widths, for CPUs; full: as published, for a GPU",
     )
     parser.add_argument(
-        "--output",
         "--output_folder",
         metavar="FOLDER",
         type=Path,

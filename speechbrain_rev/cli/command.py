@@ -142,7 +142,6 @@ def _parser() -> argparse.ArgumentParser:
             "speechbrain-rev models --card=11GB --fits",
             "speechbrain-rev plan --help",
         ],
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -159,7 +158,6 @@ def _parser() -> argparse.ArgumentParser:
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}. {details}",
             examples=[f"speechbrain-rev {name}{example}" for example in examples],
-            allow_abbrev=False,
         )
         command.set_defaults(run=run, less_memory=_LESS_MEMORY)
         return command

@@ -73,8 +73,6 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="also draw histograms of lengths and of utterances of a speaker; the name "
         "ends in .png, .pdf or .svg",
     )
-    # Its earlier name.
-    output.add_argument("--picture", dest="plot", help=argparse.SUPPRESS)
     settings = command.add_argument_group("settings of train.py")
     for name, (form, words) in _SETTINGS.items():
         settings.add_argument(f"--{name}", metavar=form, help=words)

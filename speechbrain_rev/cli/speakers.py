@@ -159,8 +159,6 @@ def _add_reading(reads: argparse._ArgumentGroup) -> None:
         help="what is read of several channels: the one of this number, counted from 0, "
         "or the mean of all (default: such files are refused)",
     )
-    # Its earlier name.
-    reads.add_argument("--channels", type=_channels, help=argparse.SUPPRESS)
 
 
 def _add_computing(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -184,7 +182,7 @@ def _add_computing(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def _channels(text: str) -> Literal["mean"] | int:
-    if text in ("mix", "mean"):
+    if text == "mix":
         return "mean"
     # argparse reports what is neither, and names the option.
     return int(text)

@@ -14,7 +14,8 @@ _WIDTH = 79
 class ArgumentParser(argparse.ArgumentParser):
     """A parser that takes ``--bad-files`` and ``--bad_files`` for the same option.
 
-    Help and errors show an option as it was added. Parsers of subcommands do the same.
+    Help and errors show an option as it was added. A shortened option is refused. Parsers
+    of subcommands do the same.
 
     Parameters
     ----------
@@ -36,6 +37,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # A shortened --trial_lists could be read as --trials_folder.
+        self.allow_abbrev = False
         self.examples = tuple(examples)
         if examples:
             # The formatter that keeps the lines of examples fills no description.

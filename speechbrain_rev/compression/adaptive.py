@@ -321,17 +321,18 @@ class GradientBound(Rule):
         ValueError
             If it is no state of such a rule.
         """
-        if not {"steps", "bounds"} <= state.keys():
+        names = list(self.state_dict())
+        if not {*names} <= state.keys():
             raise ValueError(
-                f"The state of a GradientBound has steps and bounds; given is one with "
+                f"The state of a GradientBound has {', '.join(names)}; given is one with "
                 f"{sorted(map(str, state)) or 'nothing'}. Give what state_dict() of a "
                 "compression with such a rule gave."
             )
         self.steps = int(state["steps"])
-        self._due = bool(state.get("due", False))
+        self._due = bool(state["due"])
         # A bound is in proportion to the target; of another form it is another one.
-        scale = self.target / float(state.get("target", self.target))
-        if state.get("form", self.form) != self.form:
+        scale = self.target / float(state["target"])
+        if state["form"] != self.form:
             state = {**state, "bounds": {}}
             self._due = True
         self.bounds = {str(k): scale * float(v) for k, v in state["bounds"].items()}

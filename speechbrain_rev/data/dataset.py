@@ -373,10 +373,10 @@ def train_loader(hparams: Mapping[str, Any]) -> DataLoader[Any]:
         read_labels(Path(hparams["save_folder"], LABELS)),
         samples=round(hparams["sentence_len"] * hparams["sample_rate"]),
         sample_rate=hparams["sample_rate"],
-        **_treatment(hparams),
+        resample=hparams["resample"],
+        channel=hparams["channel"],
         seed=hparams["seed"],
-        # A complete file of an earlier version has none.
-        short=hparams.get("short", "repeat"),
+        short=hparams["short"],
     )
     sampler = EpochBatchSampler(
         len(utterances),
@@ -419,7 +419,8 @@ def valid_loader(hparams: Mapping[str, Any], trials: Trials) -> DataLoader[Any]:
         open_corpus(folder, outside_files=True),
         trials.utterances,
         sample_rate=hparams["sample_rate"],
-        **_treatment(hparams),
+        resample=hparams["resample"],
+        channel=hparams["channel"],
         max_samples=VALID_SECONDS * hparams["sample_rate"],
     )
     return DataLoader(
@@ -457,8 +458,3 @@ def too_many_workers(num_workers: int) -> str | None:
         f"num_workers is {num_workers}, more than the {there} CPUs of this process: lower "
         "it if steps wait for them."
     )
-
-
-def _treatment(hparams: Mapping[str, Any]) -> dict[str, Any]:
-    """Select what is done to other rates and channels; earlier files do not have it."""
-    return {name: hparams[name] for name in ("resample", "channel") if name in hparams}

@@ -103,9 +103,8 @@ class DataSettings:
 
     Example
     -------
-    >>> knobs = {"data_folder": "/data/wav", "trial_lists": [], "seed": 7, "lr": 0.1}
-    >>> DataSettings.of(knobs).seed
-    7
+    >>> DataSettings("/data/wav", seed=7).segment_samples()
+    35200
     """
 
     data_folder: str | list[str]
@@ -129,8 +128,7 @@ class DataSettings:
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> DataSettings:
         """Select from a run's settings what the lists depend on."""
-        # A complete file of an earlier version has not all of them.
-        chosen = {n: knobs[n] for n in cls.__dataclass_fields__ if n in knobs}
+        chosen = {name: knobs[name] for name in cls.__dataclass_fields__}
         return cls(**{**chosen, "trial_lists": tuple(chosen["trial_lists"])})
 
     def checks(self) -> dict[str, object]:
@@ -170,10 +168,6 @@ class DataSettings:
         given = asdict(self)
         for name in ("trials_folder", *_CHECKS):
             del given[name]
-        for name in ("speaker_from", "resample", "channel"):
-            # Records of earlier versions lack them.
-            if given[name] == self.__dataclass_fields__[name].default:
-                del given[name]
         if self.short != "drop":
             # Lists depend on a segment's length only where short utterances are left out.
             del given["short"], given["sentence_len"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -74,12 +73,9 @@ class PackedAudio:
                 cast("NDArray[Any]", columns[name]) for name in _TYPES
             )
             _check_samples(self._begins, self._lengths, self._scales, count)
-            written = about.get("names")
-            if written != digest_of_names(self.names, self._keys, self._places):
-                # Earlier versions wrote none. It takes seconds for a million names.
-                _check_names(self.names, self._keys, self._places)
-                if written is not None:
-                    raise ValueError("its names are not those that were written")
+            digest = digest_of_names(self.names, self._keys, self._places)
+            if about.get("names") != digest:
+                raise ValueError("its names are not those that were written")
         except ValueError as error:
             raise ValueError(
                 f"{index} is damaged: {error}. Delete {folder} and pack anew."
@@ -282,25 +278,6 @@ def _check_samples(
         raise ValueError(f"its files do not end with sample {count}")
     if not (np.isfinite(scales) & (scales > 0)).all():
         raise ValueError("a scale is not finite and above 0")
-
-
-def _check_names(
-    names: TextColumn, keys: NDArray[np.int64], places: NDArray[np.int64]
-) -> None:
-    """Refuse names in another order than that of their bytes, and keys of other names."""
-    if not np.array_equal(np.sort(places), np.arange(len(names))):
-        raise ValueError("places are not those of all names")
-    if (keys[1:] < keys[:-1]).any():
-        raise ValueError("keys are not sorted")
-    made, last = array("q"), b""
-    for name in names.encoded():
-        if name <= last:
-            shown = os.fsdecode(name)
-            raise ValueError(f"the name {shown!r} is empty, there twice or not sorted")
-        made.append(key_of(name))
-        last = name
-    if not np.array_equal(keys, np.frombuffer(made, np.int64)[places]):
-        raise ValueError("keys are not those of the names")
 
 
 _PACKED = re.compile(rf"{re.escape(SUFFIX)}(?=/|$)")

@@ -291,12 +291,11 @@ def _sum_of(row: list[Any]) -> int:
 
 def _check_row(row: object) -> None:
     """Refuse what is no name with a number of samples, a scale and their checksum."""
-    # Earlier versions wrote none.
-    if not isinstance(row, list) or len(row) not in (3, 4):
-        raise ValueError(f"{row!r} is no file with its length and scale")
-    if row[3:] not in ([], [_sum_of(row[:3])]):
+    if not isinstance(row, list) or len(row) != 4:
+        raise ValueError(f"{row!r} is no file with its length, scale and checksum")
+    name, samples, scale, checksum = row
+    if checksum != _sum_of(row[:3]):
         raise ValueError("it is not as it was written")
-    name, samples, scale = row[:3]
     if not isinstance(name, str) or not name:
         raise ValueError(f"{name!r} is no name")
     # The index has 64 bits for places.

@@ -71,15 +71,11 @@ LISTS = (TRAIN, VALID_TRIALS, LABELS)
 
 # The weights of a finished run, as checksums in its save folder name them.
 _WEIGHTS = "../embedding_model.ckpt"
+# What `prepare` records of its settings and lists.
+_ENTRIES = {"settings", "folder", "corpus", "checks", "segment", "prepared"}
 # What a record lacks of settings: those that leave the lists as they would be without.
 _EITHER = "repeat or pad"
-_UNRECORDED: dict[str, object] = {
-    "speaker_from": None,
-    "resample": False,
-    "channel": None,
-    "short": _EITHER,
-    "data_lists": {},
-}
+_UNRECORDED: dict[str, object] = {"short": _EITHER, "data_lists": {}}
 
 
 @dataclass(frozen=True)
@@ -100,9 +96,9 @@ class Prepared:
         Files that could not be used.
     single : int
         Training speakers with one utterance only.
-    seen : int or None
+    seen : int
         Files of audio in the data folder or the training list, each of which is in one of
-        the counts; None where they were not counted.
+        the counts.
     passed_over : int
         Of these, those beside the folder of the speakers' folders.
     treated : mapping of str to int
@@ -130,7 +126,7 @@ class Prepared:
     valid_trials: int
     dropped: int = 0
     single: int = 0
-    seen: int | None = None
+    seen: int = 0
     passed_over: int = 0
     treated: Mapping[str, int] = field(default_factory=dict)
     short: int = 0
@@ -142,7 +138,7 @@ class Prepared:
         """Return all counts in sentences."""
         treated = [f"{how}: {count}" for how, count in sorted(self.treated.items())]
         sentences = {
-            f"Seen: {self.seen} files of audio.": self.seen is not None,
+            f"Seen: {self.seen} files of audio.": True,
             f"Training: {self.utterances} utterances of {self.speakers} speakers.": True,
             f"Validation: {self.valid_trials} trials, {self.held_out} utterances held out.": True,
             f"Left out because their speakers are in trial lists: {self.left_out}.": True,
@@ -206,11 +202,11 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
     begun = any(save_folder.glob("CKPT*/CKPT.yaml")) or _WEIGHTS in sums_in(save_folder)
     same = known is not None and _contents(known) == _contents(fingerprint)
     folder = absolute(settings.data_folder)
-    if same and folder == _folder_of(earlier):
-        treated = {**DataSettings("").checks(), **earlier.get("checks", checks)}
+    if same and folder == earlier["folder"]:
+        treated = earlier["checks"]
         # Without checksums a record vouches for no lists: an interrupted preparation may
-        # have written them, or an earlier version, which a run goes on with.
-        counted = begun or earlier.get("segment", segment) == segment
+        # have written them.
+        counted = begun or earlier["segment"] == segment
         kept = begun or RECORD in sums_in(save_folder)
         if treated == checks and counted and kept:
             return read_prepared(save_folder)
@@ -316,7 +312,7 @@ def _write_lists(
 def write_missing_sums(save_folder: str | Path) -> None:
     """Write checksums of lists that have none.
 
-    An earlier version wrote none, nor did a run that was killed between lists and checksums.
+    A preparation writes them last. Whoever takes changed lists as they are deletes them.
 
     Parameters
     ----------
@@ -351,8 +347,8 @@ def read_prepared(save_folder: str | Path) -> Prepared:
     """
     sums = sums_in(save_folder)
     lacking = [name for name in (*LISTS, RECORD) if name not in sums]
-    # A run of an earlier version has none, or that of its weights alone.
-    if lacking and Path(save_folder, SUMS).is_file() and sums.keys() != {_WEIGHTS}:
+    # Whoever takes changed lists as they are deletes the file.
+    if lacking and Path(save_folder, SUMS).is_file():
         raise ValueError(
             f"{Path(save_folder, SUMS)} lacks {', '.join(lacking)}. Bring the file back as "
             "it was. To take the lists as they are, delete it."
@@ -373,17 +369,14 @@ def _record(save_folder: str | Path) -> dict[str, Any]:
     check_sum(path)
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if lacking := sorted(_ENTRIES - record.keys()):
+            raise ValueError(f"it lacks {', '.join(lacking)}")
     except ValueError as error:
         raise ValueError(
             f"{path} is damaged ({error}). Bring back the file as it was; where no "
             "run has begun, deleting it lists the data anew."
         ) from error
     return record
-
-
-def _folder_of(record: Mapping[str, Any]) -> str | list[str]:
-    """Return the absolute data folder of a preparation; early ones recorded a relative one."""
-    return absolute(record.get("folder") or record["settings"]["data_folder"])
 
 
 def _contents(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -399,10 +392,10 @@ def _refuse_other_data(
     settings: DataSettings, save_folder: Path, record: Mapping[str, Any]
 ) -> None:
     """Refuse a data folder of another path, unless what it holds is the same."""
-    earlier, listing = _folder_of(record), list_speech(settings)
+    earlier, listing = record["folder"], list_speech(settings)
     changes = []
-    # Earlier versions have no digest; audio of another format has another one.
-    if record.get("corpus") != listing.digest():
+    # Audio of another format has another digest.
+    if record["corpus"] != listing.digest():
         changes = _changes(listing, settings, save_folder)
     if changes:
         raise ValueError(

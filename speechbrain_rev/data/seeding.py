@@ -121,8 +121,10 @@ def read_step(
     """
     try:
         written = json.loads(Path(path).read_text(encoding="utf-8"))
-        step, then = int(written["step"]), written.get("steps_per_epoch")
-        return step * steps_per_epoch // then if then and steps_per_epoch else step
+        step = int(written["step"])
+        if steps_per_epoch is None:
+            return step
+        return step * steps_per_epoch // int(written["steps_per_epoch"])
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path} does not hold the {kept}. Resume with the {setting} that wrote it, "
@@ -176,8 +178,7 @@ class GlobalRandomState:
     def _load(self, path: str | Path, end_of_epoch: bool) -> None:
         del end_of_epoch
         state = torch.load(path, weights_only=True)
-        # A checkpoint of before there were several has none.
-        states = [state, *state.get("others", [])]
+        states = [state, *state["others"]]
         rank = process_rank()
         _restore(states[rank] if rank < len(states) else state)
         if rank >= len(states):
@@ -203,8 +204,7 @@ def processes_saved(path: str | Path) -> int:
     >>> processes_saved(path)
     1
     """
-    # A checkpoint of before there were several has no others.
-    return 1 + len(torch.load(path, weights_only=True).get("others", []))
+    return 1 + len(torch.load(path, weights_only=True)["others"])
 
 
 def _seed(bits: int, draws: torch.Generator) -> int:

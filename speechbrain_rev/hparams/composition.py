@@ -41,16 +41,8 @@ from speechbrain_rev.hparams.document import (
 from speechbrain_rev.hparams.knobs import KNOBS, WORDS, Knob
 from speechbrain_rev.hparams.rules import RULES, refuse_other_features
 from speechbrain_rev.hparams.shipped import base_of, file_of
-from speechbrain_rev.optimizers import OPTIMIZERS
 
 KeyPath = tuple[str, ...]
-#: Objects that files of version 0.1.0 name in another way, which still works.
-_NOW_NAMED = {
-    "!apply:speechbrain_rev.lobes.build_encoder": "!new:speechbrain_rev.lobes.SpeakerEncoder",
-    "!new:speechbrain_rev.lobes.classifier.AAMSoftmax": (
-        "!apply:speechbrain_rev.lobes.classifier.build_loss"
-    ),
-}
 _REFERENCE = re.compile(r"<[^>]*>")
 # Defaults that depend on the optimizer, not on the family.
 _OPTIMIZER_KNOBS = ("lr", "final_lr", "weight_decay")
@@ -217,7 +209,6 @@ def _composed(
     settings.give(overrides, COMMAND_LINE)
     settings.check()
     other_optimizer = _fill_family_defaults(settings)
-    _leave_out_momentum(settings)
     settings.check_rules()
     refuse_other_features(settings.all_values())
     if other_optimizer:
@@ -312,11 +303,6 @@ class Settings:
     def __getitem__(self, key: str) -> Value:
         """Return a top-level value that counts now."""
         return self._entries[(key,)].now
-
-    def is_of_complete_file(self, key: str) -> bool:
-        """Whether the complete file has a key that nothing has overridden."""
-        entry = self._entries.get((key,))
-        return entry is not None and not entry.written
 
     def override(self, file: Value) -> None:
         """Put the values of an override file in."""
@@ -511,11 +497,10 @@ def _targets(value: Value) -> Iterator[tuple[str, KeyPath]]:
 
 def _children(old: Value, new: Value) -> dict[str, Value]:
     """Return what changes inside a mapping or an object, which must stay what it is."""
-    tags = [_NOW_NAMED.get(value.tag, value.tag) for value in (old, new)]
     if isinstance(old.content, dict) and isinstance(new.content, dict):
-        if tags[1] in (tags[0], "map"):
+        if new.tag in (old.tag, "map"):
             return new.content
-    elif tags[0] == tags[1] and new.content == old.content:
+    elif new.tag == old.tag and new.content == old.content:
         return {}
     what = old.tag if old.is_object else "a mapping"
     raise ValueError(
@@ -550,18 +535,6 @@ def _floats(value: Any) -> Any:
     if isinstance(value, list):
         return [_floats(item) for item in value]
     return float(value) if type(value) is int else value
-
-
-def _leave_out_momentum(settings: Settings) -> None:
-    """Take null for a momentum of the complete file that its optimizer does not read.
-
-    Complete files of version 0.1.0 hand their momentum, which is of sgd, to adamw too.
-    """
-    row = OPTIMIZERS.get(settings.plain_values().get("optimizer_name", ""))
-    is_unread = row is not None and "momentum" not in row.options
-    is_old = "nesterov" not in settings.keys
-    if is_unread and is_old and settings.is_of_complete_file("momentum"):
-        settings.give({"momentum": None}, "an optimizer without momentum")
 
 
 def _fill_family_defaults(settings: Settings) -> str:

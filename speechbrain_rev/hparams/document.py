@@ -43,9 +43,6 @@ _TEXT = re.compile(
 _COLON = re.compile(" *:")
 _READ_AS_OTHERS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "<<"}
 _YAML_1_1 = yaml.resolver.Resolver()
-# Packages of version 0.1.0, whose files of settings name their classes.
-_NOW_IN = {"speechbrain_rev.speech.": "speechbrain_rev.data."}
-_NAMED_IN = re.compile(rf"(?<=:)({'|'.join(map(re.escape, _NOW_IN))})(?=\w)")
 
 
 class NotPlain(Exception):
@@ -161,7 +158,7 @@ def read(file: Path, wanted_by: str = "") -> str:
             content = opened.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
-        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         if isinstance(error, UnicodeDecodeError):
@@ -170,7 +167,6 @@ def read(file: Path, wanted_by: str = "") -> str:
         raise ValueError(
             f"The hyperparameter file {file}{child} cannot be read: {reason}."
         ) from error
-    return _NAMED_IN.sub(lambda old: _NOW_IN[old[0]], text)
 
 
 def parse_file(text: str, source: str) -> Value:

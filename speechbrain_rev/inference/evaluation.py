@@ -75,9 +75,9 @@ def moved(path: str, settings: Mapping[str, Any], data_folder: str | None) -> Pa
     >>> moved("/old/lists/one.txt", {"data_folder": "/old"}, "/new").as_posix()
     '/new/lists/one.txt'
     """
-    earlier = settings.get("data_folder")
-    if data_folder is None or earlier is None:
+    if data_folder is None:
         return Path(path)
+    earlier = settings["data_folder"]
     if not isinstance(earlier, str):
         raise ValueError(
             f"this run's data_folder is {earlier}, of which one folder cannot take the "
@@ -121,13 +121,13 @@ def lists_of(
     -------
     >>> lists_of(None, {"trial_lists": []})
     Traceback (most recent call last):
-    ValueError: this run has no trial_lists. Give some: --trials LIST ...
+    ValueError: this run has no trial_lists. Give some: --trial_lists LIST ...
     """
     own = [moved(path, settings, data_folder) for path in settings["trial_lists"]]
     paths = [Path(path) for path in given] if given else own
     if not paths:
         raise ValueError(
-            "this run has no trial_lists. Give some: --trials LIST [LIST ...], for "
+            "this run has no trial_lists. Give some: --trial_lists LIST [LIST ...], for "
             "example the RUN_FOLDER/save/valid_trials.txt that training made."
         )
     for path in paths:
@@ -135,7 +135,7 @@ def lists_of(
         if not path.is_file():
             raise FileNotFoundError(
                 f"The trial list {path} does not exist. If the data have moved, say where "
-                "they are now with --data_folder; or give other lists: --trials LIST."
+                "they are now with --data_folder; or give other lists: --trial_lists LIST."
             )
     return paths
 
@@ -292,14 +292,13 @@ def files_of_run(
     FileNotFoundError
         If a list does not exist.
     """
+    folders = "data_folder", "trials_folder"
     settings = read_settings(
-        run,
-        ("trial_lists", "trials_folder"),
-        optional=("data_folder", "any_extension", "outside_files"),
+        run, ("trial_lists", *folders, "any_extension", "outside_files")
     )
     allowed = {
-        "any_extension": any_extension or settings.get("any_extension", False),
-        "outside_files": outside_files or settings.get("outside_files", False),
+        "any_extension": any_extension or settings["any_extension"],
+        "outside_files": outside_files or settings["outside_files"],
     }
     folder = trials_folder or settings["trials_folder"]
     if not trials_folder and data_folder:
@@ -329,7 +328,7 @@ def channels_of_run(run: Path) -> Channels:
     -------
     "mean" or int
     """
-    channel = read_settings(run, (), optional=("channel",)).get("channel")
+    channel = read_settings(run, ("channel",))["channel"]
     return channel if isinstance(channel, int) else "mean"
 
 
@@ -577,7 +576,7 @@ def unfinished(folder: Path) -> str:
     Returns
     -------
     str
-        A sentence; empty for a finished run, and for one of an earlier version.
+        A sentence; empty for a finished run, and for one whose checksums were deleted.
 
     Example
     -------
@@ -588,6 +587,7 @@ def unfinished(folder: Path) -> str:
         return (
             f"{folder} is not finished: its weights are those of the newest checkpoint."
         )
+    # Whoever takes changed lists as they are deletes the checksums.
     sums = sums_in(folder / "save")
     if sums and LAST_WEIGHTS not in sums:
         return f"{folder} is not finished: its weights are those of an earlier end."
@@ -631,9 +631,7 @@ def score_run(
     FileNotFoundError
         If there are no embeddings, or a list does not exist.
     """
-    settings = read_settings(
-        run, ("trial_lists", "cohort_top_n"), optional=("data_folder",)
-    )
+    settings = read_settings(run, ("trial_lists", "cohort_top_n", "data_folder"))
     current = read_weights(run).fingerprint
     for name in (TRIALS, COHORT):
         check_fresh(run / name, EmbeddingArchive.load(run / name).fingerprint, current)

@@ -640,10 +640,7 @@ def _missing(
             f"recipes/VoxCeleb/score.py {'makes' if ours else other}"
         )
     if results and not thresholds:
-        missing.append(
-            f"{THRESHOLDS}, for decisions: {RESULTS} has none, which "
-            "recipes/VoxCeleb/score.py of today writes"
-        )
+        missing.append(f"{THRESHOLDS}, for decisions: {RESULTS} has none")
     return missing
 
 

@@ -72,8 +72,8 @@ def read_results(folder: Path) -> dict[str, Any] | None:
     dict or None
         None if it was not scored. Else ``model``, the fingerprint, a text;
         ``subtract_mean``, a truth value; ``results``, mappings of texts ``trials`` and
-        ``method`` to begin with, and of numbers by the keys of ``MEASURES``; and maybe
-        ``cohort``, of integers ``speakers`` and ``top_n``.
+        ``method`` to begin with, and of numbers by the keys of ``MEASURES``; ``cohort``,
+        of integers ``speakers`` and ``top_n``.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def _check(report: object) -> None:
         if not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"a result is {short(row)}")
         _check_figures(row)
-    cohort = report.get("cohort", {"speakers": 1, "top_n": 1})
+    cohort = report.get("cohort")
     names = ("speakers", "top_n")
     counts = [cohort.get(n) for n in names] if isinstance(cohort, dict) else [None]
     if not all(type(count) is int and count >= 1 for count in counts):

@@ -266,7 +266,7 @@ def _thresholds_in(
     for row in rows:
         if centred and row["method"] == "cosine":
             continue
-        for point, value in row.get("thresholds", {}).items():
+        for point, value in row["thresholds"].items():
             # Where refusing all is cheapest there is none.
             if value is not None:
                 yield Threshold(

@@ -246,7 +246,6 @@ def run_cohort(run: Path, fingerprint: str) -> Cohort | None:
     report = read_results(run)
     if report is not None:
         check_fresh(run / RESULTS, report["model"], fingerprint)
-    if report is not None and "cohort" in report:
         top_n = report["cohort"]["top_n"]
     else:
         top_n = read_settings(run, ("cohort_top_n",))["cohort_top_n"]

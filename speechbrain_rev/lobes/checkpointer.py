@@ -33,7 +33,6 @@ from speechbrain.utils.distributed import ddp_barrier, if_main_process
 
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
-from speechbrain_rev.lobes.geometry import AUTO, channels_by_level
 from speechbrain_rev.processes import gathered, process_rank
 from speechbrain_rev.whole_files import (
     SUMS,
@@ -302,6 +301,7 @@ def verify_checkpoint(checkpoint: Checkpoint) -> None:
     >>> verify_checkpoint(checkpointer.save_checkpoint())
     """
     folder = Path(checkpoint.path)
+    # SpeechBrain's own Checkpointer writes none.
     if not (folder / CHECKSUMS).is_file():
         warnings.warn(
             f"{folder} has no {CHECKSUMS}: whether its files are as they were written is "
@@ -324,7 +324,8 @@ def check_known(folder: Path, names: Iterable[str]) -> None:
     folder : Path
         The checkpoint's.
     names : iterable of str
-        The files; what has no checksum is taken as it is.
+        The files; what has no checksum, as of SpeechBrain's own Checkpointer, is taken as
+        it is.
 
     Raises
     ------
@@ -463,7 +464,10 @@ def _load_state(recoverable: Any, path: str | Path, end_of_epoch: bool) -> None:
 
 
 def _own_state(stored: Any) -> Any:
-    """Choose what this process saved, or the first one, of states of all processes."""
+    """Choose what this process saved, or the first one, of states of all processes.
+
+    A module's state is one for all processes.
+    """
     if not isinstance(stored, dict) or set(stored) != {_EACH}:
         return stored
     states, rank = stored[_EACH], process_rank()
@@ -515,7 +519,7 @@ class KeptArithmetic:
     >>> encoder = SpeakerEncoder("revnet57", widths=(4, 4, 4, 4), blocks=(1, 0, 0, 0))
     >>> checkpointer = WholeCheckpointer(getfixture("tmp_path"))
     >>> kept = KeptArithmetic(encoder)
-    >>> checkpointer.add_recoverable(CHANNELS, kept, optional_load=True)
+    >>> checkpointer.add_recoverable(CHANNELS, kept)
     >>> kept.restore(checkpointer, chosen=True)
     False
     >>> encoder.set_channels([2, 2, 2, 2])
@@ -541,20 +545,20 @@ class KeptArithmetic:
         Returns
         -------
         bool
-            Whether there is a checkpoint, with channels or without.
+            Whether there is a checkpoint.
 
         Raises
         ------
         ValueError
-            If a chunk is fixed and is another, or the memory format is.
+            If a chunk is fixed and is another, or the memory format is; if the checkpoint
+            has no channels.
         """
         newest = checkpointer.find_checkpoint()
         if newest is None:
             return False
         verify_checkpoint(newest)
-        kept = _no_arithmetic()
-        if CHANNELS in newest.paramfiles:
-            kept = _read_arithmetic(newest.paramfiles[CHANNELS])
+        _compare(Path(newest.path), [f"{CHANNELS}{PARAMFILE_EXT}"])
+        kept = _read_arithmetic(newest.paramfiles[CHANNELS])
         layout = self._encoder.memory_format
         if kept["memory_format"] != layout:
             raise ValueError(
@@ -563,19 +567,14 @@ class KeptArithmetic:
                 f"memory_format={kept['memory_format']}, or another output_folder."
             )
         channels = kept["channels"]
-        if channels is not None:
-            if channels != self._encoder.channels and not chosen:
-                raise ValueError(
-                    f"This run began with {channels} channels at a time, and its chunk "
-                    f"now makes {self._encoder.channels}: gradients would be added up in "
-                    "another order. Give chunk as before, or chunk: auto, which goes on "
-                    "as it began."
-                )
-            self._encoder.set_channels(channels)
-        elif chosen and self._encoder.reversible_blocks():
-            # Of a time when nothing was kept and auto was this number.
-            row, geometry = self._encoder.architecture, self._encoder.geometry
-            self._encoder.set_channels(channels_by_level(AUTO, row, geometry))
+        if channels != self._encoder.channels and not chosen:
+            raise ValueError(
+                f"This run began with {channels} channels at a time, and its chunk "
+                f"now makes {self._encoder.channels}: gradients would be added up in "
+                "another order. Give chunk as before, or chunk: auto, which goes on "
+                "as it began."
+            )
+        self._encoder.set_channels(channels)
         return True
 
     def _arithmetic(self) -> dict[str, Any]:
@@ -595,16 +594,8 @@ class KeptArithmetic:
 
 
 def _read_arithmetic(path: str | Path) -> dict[str, Any]:
-    """Read what was kept; version 0.1.0 kept a list of channels and nothing else."""
-    kept = json.loads(Path(path).read_text(encoding="utf-8"))
-    if not isinstance(kept, dict):
-        kept = {"channels": kept}
-    return {name: kept.get(name, value) for name, value in _no_arithmetic().items()}
-
-
-def _no_arithmetic() -> dict[str, Any]:
-    """Give what is known of a run that kept nothing."""
-    return {"channels": None, "memory_format": "contiguous"}
+    kept: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    return kept
 
 
 def is_end_of_epoch(checkpoint: Checkpoint) -> bool:

@@ -304,8 +304,7 @@ def plans_from_json(text: str) -> list[Plan]:
     """
     with reading(*_DOCUMENT):
         document = parsed(text)
-        # A document of version 0.1.0 is one plan.
-        plans = [*map(Plan.of_values, document.get("plans", [document]))]
+        plans = [*map(Plan.of_values, document["plans"])]
         if not plans:
             raise ValueError("plans is empty")
         return plans

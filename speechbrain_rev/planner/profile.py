@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
@@ -108,19 +108,14 @@ class BlockProfile:
                 whole_number("held_bytes", held, least=None),
                 whole_number("working_bytes", working),
                 finite("seconds", taken),
-                # Documents of older versions have none.
-                finite("squared_error", *(more[:1] or [0.0])),
-                **_named_sizes(more[1:]),
+                finite("squared_error", error),
+                dropped_bytes=whole_number("dropped_bytes", dropped),
+                forward_bytes=whole_number("forward_bytes", forward),
+                left_bytes=whole_number("left_bytes", left),
             )
-            for before, own, held, working, taken, *more in costs
+            for before, own, held, working, taken, error, dropped, forward, left in costs
         }
         return cls(name, whole_number("gradient_bytes", gradient_bytes), by_pair)
-
-
-def _named_sizes(values: Iterable[object]) -> dict[str, Any]:
-    """Take sizes of a cost, of which documents of older versions have none, or one."""
-    pairs = zip(_SIZES, values, strict=False)
-    return {size: whole_number(size, value) for size, value in pairs}
 
 
 def waiting_bytes(
@@ -433,7 +428,7 @@ class Profile:
         Raises
         ------
         ValueError
-            If operations were not counted, as in profiles of version 0.1.0.
+            If operations were not counted, as where blocks were timed.
         """
         if not self.work:
             raise ValueError(
@@ -575,10 +570,11 @@ class Profile:
         with reading("profile", "Profile anew."):
             document = dict(parsed(text))
             blocks = [BlockProfile.read(**plain) for plain in document.pop("blocks")]
-            # Documents of older versions have none.
             work = {
-                (str(name), str(mode)): Work(*(whole_number("work", n) for n in counts))
-                for name, mode, *counts in document.pop("work", [])
+                (str(name), str(mode)): Work(
+                    *(whole_number("work", n) for n in (flops, moved, operations, host))
+                )
+                for name, mode, flops, moved, operations, host in document.pop("work")
             }
             profile = made_of(cls, {**document, "blocks": blocks, "work": work})
             whole_number("base_bytes", profile.base_bytes)

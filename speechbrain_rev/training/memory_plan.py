@@ -261,7 +261,7 @@ def _load(plan_file: str, kept: Path) -> Plan:
     )
 
 
-#: Settings that plans of version 0.1.0 do not show, for they could not be otherwise.
+#: What `speechbrain-rev plan` plans for, and its plans do not name.
 _UNNAMED = {"pooling": "statistics", "memory_format": "contiguous"}
 
 

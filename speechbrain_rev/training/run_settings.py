@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 import yaml
 from speechbrain.utils.distributed import if_main_process, run_on_main
 
@@ -21,17 +20,16 @@ from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.seeding import processes_saved
-from speechbrain_rev.heads import HEAD, HEADS, head_of
+from speechbrain_rev.heads import HEADS, head_of
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.hparams.document import dump
 from speechbrain_rev.inference.evaluation import unfinished
-from speechbrain_rev.inference.model_folder import ASSUMED, ENCODER_SETTINGS
+from speechbrain_rev.inference.model_folder import ENCODER_SETTINGS
 from speechbrain_rev.inference.run_folder import (
     HYPERPARAMS,
     LAST_WEIGHTS,
     WEIGHTS,
     read_settings,
-    read_weights,
     saved_bytes,
 )
 from speechbrain_rev.lobes.checkpointer import (
@@ -95,6 +93,8 @@ def refuse_other_network(settings: Mapping[str, Any]) -> None:
     folder = Path(settings["output_folder"])
     if not _has_run(settings) or not (folder / HYPERPARAMS).is_file():
         return
+    # A run of SpeechBrain's script and a converted model lack some: prepare, or
+    # refuse_without_checkpoints, refuses them.
     earlier = read_settings(folder, [], optional=(*_SHAPES, "loss"))
     then, now = _as_published(earlier), _as_published(settings)
     changes = [
@@ -122,8 +122,7 @@ def already_finished(settings: Mapping[str, Any]) -> str:
     -------
     str
         Settings are listed with their earlier and their new value. Numbers counted from
-        the data are left out, and paths in output_folder, and settings that the run of an
-        earlier version did not know.
+        the data are left out, and paths in output_folder.
     """
     output, changes = settings["output_folder"], _changes(settings)
     without_effect = f" These settings had no effect: {'; '.join(changes)}."
@@ -177,6 +176,7 @@ def changed_settings(settings: Mapping[str, Any], accumulated: int = 1) -> str:
 def _rates_to_keep(settings: Mapping[str, Any], accumulated: float) -> str:
     """Name the options by which another batch keeps the learning rates of the run."""
     then = _recorded(settings)
+    # A converted model has none.
     before = then.get("batch_size", settings["batch_size"])
     larger = before / (settings["batch_size"] * accumulated)
     if larger == 1:
@@ -195,6 +195,7 @@ def _counts_of(save_folder: str) -> dict[str, int]:
     """Read the newest checkpoint's processes, accumulated batches, and if it debugs."""
     newest = WholeCheckpointer(save_folder).find_checkpoint()
     files = {} if newest is None else newest.paramfiles
+    # Checkpoints of SpeechBrain's script lack these. prepare refuses them.
     names = [n for n in (RANDOM_STATE, BRAIN) if n in files]
     if newest is not None:
         check_known(newest.path, [Path(files[name]).name for name in names])
@@ -203,7 +204,6 @@ def _counts_of(save_folder: str) -> dict[str, int]:
         counts["processes"] = processes_saved(files[RANDOM_STATE])
     if BRAIN in names:
         state = yaml.safe_load(Path(files[BRAIN]).read_text(encoding="utf-8"))
-        # A checkpoint of an earlier version has none.
         counts |= {n: state[n] for n in (ACCUMULATION, DEBUG) if n in state}
     return counts
 
@@ -282,8 +282,6 @@ def finished(settings: Mapping[str, Any]) -> bool:
     folder, sums = Path(settings["output_folder"]), sums_in(settings["save_folder"])
     if not (folder / WEIGHTS).is_file() or not (folder / HYPERPARAMS).is_file():
         return False
-    if not sums:
-        return _has_average(settings)
     if LAST_WEIGHTS not in sums:
         return False
     check_sum(folder / WEIGHTS, folder=settings["save_folder"], name=LAST_WEIGHTS)
@@ -300,26 +298,6 @@ def _epochs_trained(save_folder: str) -> int:
     checkpoints = WholeCheckpointer(save_folder).list_checkpoints()
     ended = [c.meta["epoch"] for c in checkpoints if is_end_of_epoch(c)]
     return max(ended, default=0)
-
-
-def _has_average(settings: Mapping[str, Any]) -> bool:
-    """Return whether weights without a checksum are those that training ends with."""
-    checkpointer = WholeCheckpointer(settings["save_folder"])
-    newest = checkpointer.find_checkpoint()
-    if newest is None or not is_end_of_epoch(newest):
-        return False
-    if newest.meta.get("epoch", 0) < settings["number_of_epochs"]:
-        return False
-    kept = sum(map(is_end_of_epoch, checkpointer.list_checkpoints()))
-    if kept < min(settings["average_checkpoints"], settings["number_of_epochs"]):
-        return True  # an average of the remaining ones would be another one
-    average = average_of_last_epochs(
-        checkpointer, ENCODER, settings["average_checkpoints"]
-    )
-    weights = read_weights(settings["output_folder"]).state_dict
-    return average.keys() == weights.keys() and all(
-        torch.equal(value, weights[name]) for name, value in average.items()
-    )
 
 
 def refuse_without_checkpoints(settings: Mapping[str, Any]) -> None:
@@ -527,14 +505,10 @@ def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[RunFiles]:
 
 
 def _as_published(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the settings that shapes depend on, with published values instead of null.
-
-    What a run of an earlier version did not know has the value that it had there.
-    """
-    given = {**ASSUMED, **settings}
-    chosen = {name: given[name] for name in _SHAPES if name in given}
-    if "loss" in given:
-        chosen["head"] = head_of(given["loss"]).name
+    """Select the settings that shapes depend on, with published values instead of null."""
+    chosen = {name: settings[name] for name in _SHAPES if name in settings}
+    if "loss" in settings:
+        chosen["head"] = head_of(settings["loss"]).name
     for name in ("widths", "blocks"):
         if name in chosen and chosen[name] is None:
             chosen[name] = list(getattr(architecture(settings["arch"]), name))
@@ -728,28 +702,28 @@ def start_from(settings: Mapping[str, Any]) -> None:
             "output_folder of a finished run."
         )
     run = plain_settings(record.read_text(encoding="utf-8"))
-    theirs = run.get("speeds")
-    if theirs is None or not (folder / "save" / LABELS).is_file():
+    classes = {"speeds", "pooling", "loss"} <= run.keys()
+    if not classes or not (folder / "save" / LABELS).is_file():
         raise ValueError(
             f"pretrained_run is {folder}, which has no classifier and no list of its "
             "training speakers, as an exported model: give the output_folder of a finished "
             "run."
         )
-    pooled, pooling = ({**ASSUMED, **each}["pooling"] for each in (run, settings))
+    pooled, pooling = run["pooling"], settings["pooling"]
     if pooled != pooling:
         raise ValueError(
             f"pretrained_run {folder} has the pooling {pooled}, this run {pooling}: its "
             f"embeddings would be other ones. Give pooling: {pooled}, or the output_folder "
             f"of a run with {pooling}."
         )
-    heads = [head_of(each.get("loss", HEAD.loss)).name for each in (run, settings)]
+    heads = [head_of(each["loss"]).name for each in (run, settings)]
     if heads[0] != heads[1]:
         raise ValueError(
             f"pretrained_run {folder} has a classifier of head {heads[0]}, and loss "
             f"{settings['loss']} takes one of {heads[1]}. Give a loss of head {heads[0]}: "
             f"{', '.join(HEADS[heads[0]].losses)}."
         )
-    ours = list(settings["speeds"])
+    theirs, ours = run["speeds"], list(settings["speeds"])
     if theirs != ours and not (ours == [1.0] and 1.0 in theirs):
         raise _other_classes(record, f"the speeds {theirs}, this run {ours}")
     if read_labels(folder / "save" / LABELS) != read_labels(

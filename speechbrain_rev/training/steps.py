@@ -355,7 +355,7 @@ class CheckedSteps(sb.Brain):
             self.step, self.avg_train_loss = 0, 0.0
         self.recovered_step, now = self.step, self.train_sampler.batch_size
         # At another batch the epoch goes on after as many utterances.
-        self.step = self.step * saved.get("batch_size", now) // now
+        self.step = self.step * saved["batch_size"] // now
 
 
 def drop_later_lines(path: Path, position: tuple[int, int]) -> None:

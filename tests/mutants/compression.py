@@ -157,7 +157,7 @@ COMPRESSION = [
     ),
     ADAPTIVE_CODE(
         "bounds: a look that was due is not taken after resuming",
-        'bool(state.get("due", False))',
+        'bool(state["due"])',
         "False",
         ADAPTIVE("two_steps and resumed"),
     ),

@@ -42,7 +42,7 @@ def test_a_run_on_lists_is_validated_extracted_and_scored(
     listed, run = layout(rows_of(data), tmp_path / "data"), tmp_path / "run"
     train.main(arguments(listed, run, **FEW_STEPS | {"valid_speakers": 2}))
     assert len(read_manifest(run / "save/train.csv")) == 16
-    trials = f"--trials={run / 'save/valid_trials.txt'}"
+    trials = f"--trial_lists={run / 'save/valid_trials.txt'}"
     recipe("extract").main([str(run), "--device=cpu", trials])
     recipe("score").main([str(run), "--bootstrap=0", trials])
     assert (run / "scores/results.json").is_file()
@@ -57,7 +57,7 @@ def test_a_run_on_lists_is_validated_extracted_and_scored(
     (tmp_path / "trials").write_text("\n".join(own))
     spk2utt = "".join(f"{s} {' '.join(names)}\n" for s, names in models.items())
     (tmp_path / "trials.spk2utt").write_text(spk2utt)
-    trials = f"--trials={tmp_path / 'trials'}"
+    trials = f"--trial_lists={tmp_path / 'trials'}"
     recipe("extract").main([str(run), "--device=cpu", trials])
     recipe("score").main([str(run), "--bootstrap=0", trials])
     scores = (run / "scores/trials.as_norm.txt").read_text().splitlines()
@@ -72,7 +72,7 @@ def test_a_list_of_absolute_names_trains_is_validated_and_scored(train, data, tm
     with pytest.raises(ValueError, match=r"24 outside the folder .* is absolute"):
         train.main(arguments(data, tmp_path / "run", **given))
     train.main(arguments(data, tmp_path / "run", **given, outside_files=True))
-    trials = f"--trials={tmp_path / 'run/save/valid_trials.txt'}"
+    trials = f"--trial_lists={tmp_path / 'run/save/valid_trials.txt'}"
     recipe("extract").main([str(tmp_path / "run"), "--device=cpu", trials])
     recipe("score").main([str(tmp_path / "run"), "--bootstrap=0", trials])
     assert (tmp_path / "run/scores/results.json").is_file()
@@ -93,8 +93,8 @@ def test_two_corpora_train_as_one(train, data, tmp_path):
     key, (a, b, *_, c) = data.name, [name for name, *_ in rows_of(data)]
     names = [f"{key}/{n.replace('-', '/')}.wav" for n in (a, b, c)]
     trials.write_text(f"1 {names[0]} {names[1]}\n0 {names[0]} {names[2]}\n")
-    recipe("extract").main([str(run), "--device=cpu", f"--trials={trials}"])
-    recipe("score").main([str(run), "--bootstrap=0", f"--trials={trials}"])
+    recipe("extract").main([str(run), "--device=cpu", f"--trial_lists={trials}"])
+    recipe("score").main([str(run), "--bootstrap=0", f"--trial_lists={trials}"])
     assert (run / "scores/results.json").is_file()
 
 
@@ -109,7 +109,7 @@ def test_m4a_as_downloaded_trains_is_validated_extracted_and_scored(train, tmp_p
     train.main(arguments(vox2, run, **changed))
     rows = read_manifest(run / "save/train.csv")
     assert {Path(row.wav).suffix for row in rows} == {".m4a"}
-    trials = f"--trials={run / 'save/valid_trials.txt'}"
+    trials = f"--trial_lists={run / 'save/valid_trials.txt'}"
     recipe("extract").main([str(run), "--device=cpu", trials])
     recipe("score").main([str(run), "--bootstrap=0", trials])
     assert (run / "scores/results.json").is_file()

@@ -16,6 +16,7 @@ import pytest
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.locks import writing_alone
+from speechbrain_rev.whole_files import write_rows
 from tests.recipes.study import study, tiny_size, write_data
 
 conditions, figures, run = study("conditions"), study("figures"), study("run")
@@ -33,7 +34,7 @@ def data_and_noise(tmp_path_factory):
 @pytest.fixture(scope="module")
 def argv(data_and_noise):
     data, noise = data_and_noise
-    return [str(data), f"--noise={noise}"]
+    return [str(data), f"--noise_folder={noise}"]
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def scheduled(argv, tmp_path, monkeypatch):
     monkeypatch.setitem(run.SIZES, "small", tiny_size())
 
     def make(*options):
-        given = [*argv, f"--output={tmp_path / 'study'}", *(options or TINY)]
+        given = [*argv, f"--output_folder={tmp_path / 'study'}", *(options or TINY)]
         return run.schedule_of(run._parser().parse_args(given))
 
     return make
@@ -149,12 +150,12 @@ def test_a_command_gives_every_setting_as_it_is_meant(scheduled):
 
 def test_a_dry_run_lists_runs_and_hours_and_writes_nothing(argv, tmp_path, capsys):
     output = tmp_path / "study"
-    run.main([*argv, f"--output={output}", "--dry_run"])
+    run.main([*argv, f"--output_folder={output}", "--dry_run"])
     shown = capsys.readouterr().out
     assert shown.count("to train  ") == 80
     assert f"80 to train, about {80 * SMALL.minutes / 60:.1f} hours" in shown
     assert "revnet46, plan at half the memory, seed 5" in shown
-    run.main([*argv, f"--output={output}", "--dry_run", "--size=full"])
+    run.main([*argv, f"--output_folder={output}", "--dry_run", "--size=full"])
     assert "how long a run takes is known once one is done" in capsys.readouterr().out
     assert not output.exists()
 
@@ -173,7 +174,7 @@ def test_what_cannot_be_a_study_is_one_line_and_nothing_is_written(
     argv, tmp_path, options, words
 ):
     with pytest.raises(ValueError, match=re.escape(words)) as caught:
-        run.main([*argv, f"--output={tmp_path / 'study'}", *options])
+        run.main([*argv, f"--output_folder={tmp_path / 'study'}", *options])
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -181,7 +182,7 @@ def test_what_cannot_be_a_study_is_one_line_and_nothing_is_written(
 def test_folders_without_noise_or_lists_are_refused(tmp_path, capsys):
     for wrong in ("nowhere", ""):
         with pytest.raises(SystemExit):
-            run.main([str(tmp_path), f"--noise={wrong}"])
+            run.main([str(tmp_path), f"--noise_folder={wrong}"])
         assert f"there is no folder {wrong!r}" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"lacks train_list\.txt or trial lists"):
         run.main([str(tmp_path)])
@@ -268,8 +269,8 @@ def fake(scheduled, tmp_path, monkeypatch):
 def finish(one, minutes=(1.0,)):
     (one.folder / "scores").mkdir(parents=True)
     (one.folder / "scores" / "results.json").write_text('{"model": "f00d"}')
-    rows = "".join(f'{{"minutes": {minute}}}\n' for minute in minutes)
-    (one.folder / "train_log.jsonl").write_text(rows)
+    rows = [{"minutes": minute} for minute in minutes]
+    write_rows(one.folder / "train_log.jsonl", rows)
 
 
 def starts(runs):
@@ -322,7 +323,7 @@ def test_a_run_that_another_command_has_is_left_to_it(fake):
 def test_no_candidate_is_trained_before_all_references(fake, argv, monkeypatch):
     monkeypatch.setenv("SEED_2", "fails")
     with pytest.raises(SystemExit, match="references come first, and are not done"):
-        run.main([*argv, f"--output={fake.study.folder}", *TINY])
+        run.main([*argv, f"--output_folder={fake.study.folder}", *TINY])
     assert starts(fake.runs()) == [1, 1, 0, 0]
 
 
@@ -369,7 +370,14 @@ def test_what_is_done_is_repeated_and_named_where_it_comes_out_otherwise(
     fake, argv, capsys
 ):
     run.keep_setting(fake, "small")
-    given = [*argv, f"--output={fake.study.folder}", *TINY, "--repeat", "--seeds", "1"]
+    given = [
+        *argv,
+        f"--output_folder={fake.study.folder}",
+        *TINY,
+        "--repeat",
+        "--seeds",
+        "1",
+    ]
     with pytest.raises(ValueError, match="resnet34, seed 1; revnet46, seed 1 is not"):
         run.main(given)
     for one in fake.runs():
@@ -390,7 +398,7 @@ def test_a_study_that_was_killed_goes_on_and_is_reported_and_repeats_its_bits(
     argv, scheduled, capsys
 ):
     schedule = scheduled()
-    given = [*argv, f"--output={schedule.study.folder}", *TINY]
+    given = [*argv, f"--output_folder={schedule.study.folder}", *TINY]
     first, *_ = schedule.runs()
     with writing_alone(first.folder):
         words = run.call(schedule, first)

@@ -7,7 +7,7 @@ from speechbrain_rev.cli.command import _parser
 
 
 def parser():
-    made = cli.ArgumentParser(allow_abbrev=False)
+    made = cli.ArgumentParser()
     group = made.add_mutually_exclusive_group()
     group.add_argument("--bad-files")
     group.add_argument("--top_n", type=int)
@@ -35,6 +35,7 @@ def test_both_spellings_are_one_option_and_values_stay(given, value):
     [
         ("--top-n=5 --bad_files=a", "not allowed with argument"),
         ("--bad-flies=a --top-m 5", "unrecognized arguments: --bad-flies=a --top-m"),
+        ("--top=5", "unrecognized arguments: --top=5"),
         ("--bits=16", "argument --bits: invalid choice: 16"),
         ("--bad-files=--", "argument --bad-files: expected one argument, not --"),
         ("--bad_files=--", "argument --bad-files: expected one argument, not --"),

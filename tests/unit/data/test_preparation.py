@@ -263,7 +263,7 @@ class TestBegun:
         assert prepared(trial_lists=(str(moved),)) == first
         assert snapshot(tmp_path / "save") == before
 
-    def test_lists_of_a_time_without_checksums_are_taken(
+    def test_lists_whose_checksums_were_deleted_are_taken(
         self, prepared, begun, tmp_path
     ):
         (begun / "SHA256SUMS").unlink()
@@ -336,12 +336,18 @@ def test_a_list_that_is_missing_and_a_record_that_is_damaged_are_named(
         prepared()
     (tmp_path / "kept").rename(path)
     (tmp_path / "save/SHA256SUMS").unlink()
-    (tmp_path / "save/prepared.json").write_text("{")
-    with pytest.raises(ValueError, match=r"prepared\.json is damaged"):
-        prepared()
+    for content, reason in (
+        ("{", "Expecting"),
+        ("{}", "it lacks checks, corpus, fold"),
+    ):
+        (tmp_path / "save/prepared.json").write_text(content)
+        with pytest.raises(ValueError, match=rf"prepared\.json is damaged \({reason}"):
+            prepared()
 
 
-def test_lists_that_an_earlier_version_wrote_are_made_anew(prepared, tmp_path):
+def test_lists_without_checksums_are_made_anew_where_no_run_has_begun(
+    prepared, tmp_path
+):
     first = prepared(valid_speakers=2)
     path = tmp_path / "save/valid_trials.txt"
     trials = path.read_text()

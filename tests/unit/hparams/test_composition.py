@@ -347,16 +347,6 @@ def test_rates_and_decay_go_with_the_optimizer_and_the_rest_with_the_family(writ
     assert values(resolve(file.with_name("mine.yaml")))["lr"] == 1.25e-4
 
 
-@pytest.mark.filterwarnings("ignore::speechbrain_rev.hparams.OptimizerWarning")
-def test_the_momentum_of_an_old_complete_file_is_left_out_where_it_is_not_read(write):
-    old = "net: df_revnet89\narch: !ref <net>\noptimizer_name: null\nmomentum: 0.9\n"
-    old += "optimizer_bits: 8\noptimizer_backend: native\n"
-    file = write(train=old) / "train.yaml"
-    assert values(resolve(file))["momentum"] is None
-    assert values(resolve(file, {"optimizer_name": "sgd"}))["momentum"] == 0.9
-    assert "no such momentum" in refusal(file, {"momentum": "0.9"})
-
-
 def caught(*arguments, call=resolve):
     """The warnings of a composition."""
     with warnings.catch_warnings(record=True) as recorded:

@@ -4,7 +4,6 @@ import re
 import shlex
 
 import pytest
-from hyperpyyaml import load_hyperpyyaml
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.cli import main
@@ -30,9 +29,6 @@ from tests.unit.hparams.files import (
 
 OVERRIDE_FILES = sorted(set(FOLDER.glob("*.yaml")) - {TRAIN})
 REGIMES = [file for file in OVERRIDE_FILES if file.stem not in ARCHITECTURES]
-#: How version 0.1.0 and this one name the encoder.
-OLD = "embedding_model: !apply:speechbrain_rev.lobes.build_encoder"
-NEW = "embedding_model: !new:speechbrain_rev.lobes.SpeakerEncoder"
 
 # A regime may train an encoder with another optimizer than its family's on purpose.
 pytestmark = pytest.mark.filterwarnings(
@@ -67,22 +63,6 @@ def test_settings_stand_flat_and_have_a_type_before_what_is_built_from_them():
         assert not isinstance(value, dict)
         if value is None or value == []:
             assert key in KNOBS
-
-
-@pytest.mark.parametrize(("complete", "over"), [(OLD, NEW), (NEW, OLD)])
-def test_files_of_version_0_1_0_still_compose_and_build(complete, over, tmp_path):
-    text = TRAIN.read_text()
-    assert text.count(NEW) == 1
-    (tmp_path / "train.yaml").write_text(text.replace(NEW, complete))
-    (tmp_path / "mine.yaml").write_text(
-        f"base: train.yaml\nembedding_model: {over.partition(' ')[2]} {{chunk: null}}\n"
-        "arch: revnet57\nblocks: [1, 1, 1, 1]\nwidths: [8, 8, 8, 8]\n"
-    )
-    made = resolve(tmp_path / "mine.yaml", DATA)
-    assert made.count(f"\n{complete}\n") == 1
-    encoder = load_hyperpyyaml(made)["embedding_model"]
-    assert encoder.architecture.widths == (8, 8, 8, 8)
-    assert encoder.channels == [None] * 4
 
 
 def test_files_have_the_values_that_they_are_for():

@@ -93,7 +93,7 @@ def test_no_lists_and_missing_utterances_are_refused(run):
         files_of_run(run)
     text = re.sub(r"(?m)^trial_lists.*$", "trial_lists: []", (run / YAML).read_text())
     (run / YAML).write_text(text)
-    with pytest.raises(ValueError, match=r"--trials LIST.*valid_trials\.txt"):
+    with pytest.raises(ValueError, match=r"--trial_lists LIST.*valid_trials\.txt"):
         files_of_run(run)
 
 
@@ -104,8 +104,6 @@ def test_data_that_moved_are_read_in_their_folder(run, data, tmp_path):
         shutil.copy(run / name, here / "lists" / name)
     shutil.copytree(data / "wav", here / "wav")
     replace(run / YAML, (str(data), "/gone"), (f"{run}/o", "/gone/lists/o"))
-    with (run / YAML).open("a") as file:
-        file.write("\ndata_folder: /gone\n")
     replace(run / "save/train.csv", (str(data), "/gone"))
     place = {"trials_folder": str(here)}
     lost = r"/gone does not exist.* as data_folder or trials_folder\."
@@ -484,7 +482,12 @@ def test_a_run_s_lists_are_scored_with_its_speakers_at_their_own_speed(
     printed = capsys.readouterr().out
     assert "EER %" in printed
     assert "AS-Norm uses all 4 training speakers" in printed
-    options = ["--trials", str(run / "one.txt"), "--cohort_top_n=3", "--subtract_mean"]
+    options = [
+        "--trial_lists",
+        str(run / "one.txt"),
+        "--cohort_top_n=3",
+        "--subtract_mean",
+    ]
     recipe("score").main([str(run), *options, "--bootstrap=0"])
     report = read_results(run)
     assert {row["trials"] for row in report["results"]} == {"one"}

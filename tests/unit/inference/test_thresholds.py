@@ -70,7 +70,8 @@ def row(**changed):
 
 def write_results(run, **changed):
     (run / "scores").mkdir(exist_ok=True)
-    report = {"model": "f00d", "subtract_mean": False, "results": [row()], **changed}
+    report = {"model": "f00d", "subtract_mean": False, "results": [row()]}
+    report |= {"cohort": {"speakers": 3, "top_n": 2}} | changed
     (run / RESULTS).write_text(json.dumps(report))
 
 
@@ -121,6 +122,7 @@ def test_a_list_that_was_left_out_is_named_where_it_is_asked_for(tmp_path):
         ({"results": [row(min_dcf_95={"0.01": [None, 1]})]}, "min_dcf_0.01_95 is"),
         ({"results": [row(thresholds={"EER": float("nan")})]}, "NaN is no number"),
         ({"cohort": {"speakers": 3, "top_n": "2"}}, "cohort is"),
+        ({"cohort": None}, "cohort is None"),
     ],
 )
 def test_results_that_are_none_are_named(tmp_path, changed, why):

@@ -143,16 +143,6 @@ def test_peaks_of_a_plan_file_are_for_the_batch_that_it_names(first):
     assert in_words(elsewhere) == f"{plan}; of plan_file p.json"
 
 
-def test_a_plan_of_a_budget_in_other_gigabytes_is_the_run_s(first, kept):
-    """Up to 0.1.0 GB of a budget were 1e9 bytes; such a run goes on with its plan."""
-    less = 10**9 - GIB
-    old = dataclasses.replace(first[1], budget_bytes=first[1].budget_bytes + less)
-    old = old.with_about(memory_budget_bytes="1000000000")
-    old.save(kept)
-    assert made(searching(), kept, memory_budget="1GB") == (old, [])
-    assert "budget 953.7 MiB, " in in_words(old)
-
-
 @pytest.mark.parametrize("there", [None, int(10.4 * GIB), 24 * GIB, 8 * GIB])
 def test_a_plan_for_a_size_of_gpu_warns_where_there_is_less(
     first, kept, monkeypatch, there

@@ -13,9 +13,8 @@ PUBLISHED = {"widths": [48, 96, 192, 300], "blocks": None}
     [
         ("widths: null\nblocks: null\n", PUBLISHED, None),
         ("widths: [8, 8, 8, 16]\n", PUBLISHED, r"widths: was \[8, 8, 8, 16\], is \[48"),
-        # A run from before there were poolings has statistics.
-        ("", {"pooling": "statistics"}, None),
-        ("", {"pooling": "another"}, "pooling: was statistics, is another"),
+        # A converted model has no speeds.
+        ("", {"speeds": [1.0]}, None),
         ("pooling: another\n", {"pooling": "another"}, None),
         ("pooling: another\n", {"pooling": "statistics"}, "was another, is statistics"),
     ],
@@ -64,6 +63,10 @@ def labels(folder, names):
     (folder / "label_encoder.txt").write_text("".join(lines) + end)
 
 
+HEAD = {"pooling": "statistics", "loss": "aam_softmax"}
+HEAD_LINES = "".join(f"{name}: {value}\n" for name, value in HEAD.items())
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours", "narrowed_from"),
     [
@@ -86,7 +89,8 @@ def test_equal_speeds_keep_all_classes_and_speed_one_its_own(
     )
     settings = {"pretrained_run": str(tmp_path), "speeds": ours, "modules": {}}
     settings["save_folder"] = str(tmp_path / "own")
-    (tmp_path / "hyperparams.yaml").write_text(f"speeds: {theirs}\n")
+    settings |= HEAD
+    (tmp_path / "hyperparams.yaml").write_text(f"speeds: {theirs}\n{HEAD_LINES}")
     for folder in ("save", "own"):
         labels(tmp_path / folder, ["a", "b"])
     if narrowed_from == "refused":
@@ -97,12 +101,11 @@ def test_equal_speeds_keep_all_classes_and_speed_one_its_own(
     assert loaded == {"narrowed_from": narrowed_from}
 
 
-@pytest.mark.parametrize("theirs", ["", "pooling: statistics\n"])
-def test_another_pooling_is_not_started_from(tmp_path, theirs):
-    (tmp_path / "hyperparams.yaml").write_text(f"speeds: [1.0]\n{theirs}")
+def test_another_pooling_is_not_started_from(tmp_path):
+    (tmp_path / "hyperparams.yaml").write_text(f"speeds: [1.0]\n{HEAD_LINES}")
     labels(tmp_path / "save", ["a", "b"])
     settings = {"pretrained_run": str(tmp_path), "speeds": [1.0], "modules": {}}
-    settings |= {"pooling": "another", "save_folder": str(tmp_path / "save")}
+    settings |= HEAD | {"pooling": "another", "save_folder": str(tmp_path / "save")}
     message = "has the pooling statistics, this run another.* Give pooling: statistics"
     with pytest.raises(ValueError, match=message):
         run_settings.start_from(settings)
@@ -115,6 +118,10 @@ def test_another_pooling_is_not_started_from(tmp_path, theirs):
         # An exported model has neither speeds nor speakers.
         ("arch: revnet57\n", "as an exported model: give the output_folder"),
         ("speeds: [1.0]\n", "as an exported model: give the output_folder"),
+        (
+            f"speeds: [1.0]\n{HEAD_LINES}",
+            "as an exported model: give the output_folder",
+        ),
     ],
 )
 def test_what_is_no_finished_run_cannot_be_started_from(tmp_path, settings, message):
