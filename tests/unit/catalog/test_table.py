@@ -353,7 +353,6 @@ def test_only_what_fits_in_some_mode_is_left():
 
 #: Whether an encoder has the figure of a key; it has those of the other keys.
 HAS_FIGURE = {
-    "selective": lambda row: False,
     "reconstruct": lambda row: row.reversible,
     **dict.fromkeys(
         ("vox1-o", "vox1-e", "vox1-h"), lambda row: row.vox1_h_eer is not None
