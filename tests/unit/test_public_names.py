@@ -57,10 +57,10 @@ PUBLIC = {
         "StreamWarning", "cudnn_flags", "recompute_blocks",
     },
     "scoring": {
-        "MEASURES", "BootstrapRates", "DetCurve", "Measure", "RateDifference", "RateOverSeeds", "SeedRates", "Trials",
-        "as_norm", "bootstrap", "cohort_statistics", "cosine", "cosine_trials", "det_curve",
-        "detectable_margin", "eer", "holm", "interval", "measured", "measures_in", "min_dcf", "rate_difference",
-        "rate_over_seeds", "read_scores", "read_trials", "speaker_means", "subtract_mean", "write_scores",
+        "MEASURES", "BootstrapRates", "DetCurve", "Measure", "Trials", "as_norm", "bootstrap",
+        "cohort_statistics", "cosine", "cosine_trials", "det_curve", "eer", "interval",
+        "measured", "measures_in", "min_dcf", "read_scores", "read_trials", "speaker_means",
+        "subtract_mean", "write_scores",
     },
     "data": {
         "CORPORA", "AudioInfo", "ChunkBatch", "ChunkDataset", "Corpus", "EpochBatchSampler",
