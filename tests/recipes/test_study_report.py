@@ -364,7 +364,7 @@ def test_differences_are_drawn_in_percentage_points_as_they_were_judged(
     drawn = {}
     for name in ("forest_plot", "curves_over_seeds"):
         monkeypatch.setattr(
-            report.plots,
+            report,
             name,
             lambda panels, path, name=name, **words: drawn.update(
                 {name: (panels, words)}

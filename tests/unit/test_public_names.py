@@ -44,9 +44,8 @@ PUBLIC = {
         "remedies", "repeated_blocks", "step_of", "sweep",
     },
     "plots": {
-        "Difference", "EncoderPoint", "ErrorRates", "PartsBar", "SizedEncoder", "by_parameters", "corpus_histograms",
-        "curves_over_seeds", "det_plot", "encoder_map", "forest_plot", "gradient_angles", "loss_curves", "memory_by_depth",
-        "memory_parts", "plan_map", "reversible_step", "time_against_memory", "time_by_batch",
+        "EncoderPoint", "ErrorRates", "PartsBar", "SizedEncoder", "by_parameters",
+        "corpus_histograms", "det_plot", "encoder_map", "memory_parts", "plan_map",
         "training_curves",
     },
     "optim": {
