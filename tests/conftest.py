@@ -8,6 +8,7 @@ import tempfile
 import zlib
 
 import pytest
+from matplotlib.figure import Figure
 
 from speechbrain_rev.planner.saved_profiles import VARIABLE
 
@@ -101,3 +102,34 @@ def draw_cases(items, seed):
 def fuzz_seed(pytestconfig):
     """What tests of random kills and damage draw from: another in each sample."""
     return zlib.crc32((pytestconfig.getoption("--sample") or "").encode())
+
+
+@pytest.fixture(scope="module")
+def figures():
+    """The figures that were saved, in their order."""
+    saved = []
+    savefig = Figure.savefig
+
+    def keep_and_save(figure, *args, **options):
+        saved.append(figure)
+        # What takes time is the number of pixels.
+        savefig(figure, *args, **{**options, "dpi": 20})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", keep_and_save)
+        yield saved
+
+
+@pytest.fixture
+def drawn(figures, tmp_path):
+    """Call a function that draws; return its figure after checking that a PNG came out."""
+
+    def draw(function, *given, **words):
+        path = tmp_path / "picture.png"
+        function(*given, path, **words)
+        assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        # Sizes are known at the resolution drawn last.
+        figures[-1].draw_without_rendering()
+        return figures[-1]
+
+    return draw

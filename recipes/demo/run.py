@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
 import corpus
 import train
+from depth import memory_by_depth
 
 from speechbrain_rev import plots, scoring
 from speechbrain_rev.architectures import architecture
@@ -165,7 +166,7 @@ def show_memory(picture: Path, device: str, *, quick: bool) -> str:
         f"{peak:,.0f} MiB, of which {held:,.0f} are gradients; "
         f"{time.monotonic() - begin:.1f} s"
     )
-    plots.memory_by_depth(
+    memory_by_depth(
         {mode: (peaks[mode], seconds[mode]) for mode in MODES},
         depths,
         picture,

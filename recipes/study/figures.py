@@ -23,10 +23,17 @@ from typing import Any
 
 import numpy as np
 from conditions import EQUAL, WORSE, Condition
+from paired import (
+    DRAWS,
+    SeedRates,
+    detectable_margin,
+    holm,
+    rate_difference,
+    rate_over_seeds,
+)
 
 from speechbrain_rev import scoring
 from speechbrain_rev.data import VoxCelebFolder
-from speechbrain_rev.scoring.paired import DRAWS
 from speechbrain_rev.whole_files import check_regular, write_whole
 
 SETTING, MARGINS, MEASURES = "setting.json", "margins.json", "measures.json"
@@ -115,18 +122,18 @@ class Study:
         """Read the digests of the weights that a condition was scored with, by seed."""
         return {str(s): digest(self.run_folder(name, s)) for s in self.seeds}
 
-    def rates(self, name: str, trials: str) -> scoring.SeedRates:
+    def rates(self, name: str, trials: str) -> SeedRates:
         """Compute a condition's EERs of all seeds, and those of drawn speakers."""
         return self._rates([self.run_folder(name, s) for s in self.seeds], trials)
 
-    def baseline(self, name: str, trials: str) -> scoring.SeedRates:
+    def baseline(self, name: str, trials: str) -> SeedRates:
         """Compute the EER of an untrained baseline, the same for all seeds."""
         return self._rates([self.baseline_folder(name)] * len(self.seeds), trials)
 
-    def _rates(self, folders: Sequence[Path], trials: str) -> scoring.SeedRates:
+    def _rates(self, folders: Sequence[Path], trials: str) -> SeedRates:
         runs = [self._eer(one / "scores" / f"{trials}.{METHOD}.txt") for one in folders]
         rates, draws = zip(*runs, strict=True)
-        return scoring.SeedRates(np.array(rates), np.stack(draws))
+        return SeedRates(np.array(rates), np.stack(draws))
 
     def _eer(self, path: Path) -> tuple[float, Any]:
         """Compute the EER of a file of scores and those of drawn speakers, once."""
@@ -205,7 +212,7 @@ def state_margins(study: Study) -> dict[str, Any]:
     stated = {
         "margins": {
             name: {
-                trials: {EER: scoring.detectable_margin(study.rates(name, trials))}
+                trials: {EER: detectable_margin(study.rates(name, trials))}
                 for trials in study.lists
             }
             for name in study.references
@@ -277,7 +284,7 @@ def compute(study: Study) -> dict[str, Any]:
 
 def _rates_of(study: Study, name: str, trials: str) -> dict[str, Any]:
     system = study.rates(name, trials)
-    rate = scoring.rate_over_seeds(system)
+    rate = rate_over_seeds(system)
     seeds = dict(zip(map(str, study.seeds), system.rates.tolist(), strict=True))
     # Of few seeds an interval is wide, and goes beyond what a rate can be.
     low, high = max(rate.low, 0.0), min(rate.high, 1.0)
@@ -318,11 +325,11 @@ def _compared(
 
 
 def judged(
-    candidate: scoring.SeedRates,
-    reference: scoring.SeedRates,
+    candidate: SeedRates,
+    reference: SeedRates,
     *,
     margin: float,
-    baselines: Sequence[scoring.SeedRates],
+    baselines: Sequence[SeedRates],
     identical: bool,
     must_be_identical: bool,
 ) -> dict[str, Any]:
@@ -350,14 +357,13 @@ def judged(
         at all; the ``power`` that an equal candidate had; ``margin_share`` of the
         reference's mean, and whether that is ``wide``.
     """
-    difference = scoring.rate_difference(candidate, reference, margin=margin)
+    difference = rate_difference(candidate, reference, margin=margin)
     mean = float(reference.rates.mean())
     reason = None
     if mean + margin >= 0.5:
         reason = CEILING
     elif any(
-        scoring.rate_difference(reference, one, margin=0).upper >= -margin
-        for one in baselines
+        rate_difference(reference, one, margin=0).upper >= -margin for one in baselines
     ):
         reason = BASELINE
     if identical:
@@ -381,7 +387,7 @@ def correct_for_number(differences: Iterable[dict[str, Any]]) -> None:
     tested = [
         difference for difference in differences if difference["p_value"] is not None
     ]
-    corrected = scoring.holm([difference["p_value"] for difference in tested])
+    corrected = holm([difference["p_value"] for difference in tested])
     for difference, p_holm in zip(tested, corrected, strict=True):
         difference["p_holm"] = p_holm
 

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
 from conditions import Condition
 from figures import EER, EPOCHS, MEASURES, METHOD, RESULTS, YES, read_archive
+from pictures import Difference, curves_over_seeds, forest_plot
 
-from speechbrain_rev import plots
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.sizes import MIB
 from speechbrain_rev.whole_files import write_whole
@@ -188,7 +188,7 @@ def _draw_differences(
     for trials in comparisons[0]["differences"]:
         rates = [one["differences"][trials][EER] for one in comparisons]
         rows = [
-            plots.Difference(
+            Difference(
                 _subtraction(one),
                 mean=100 * rate["mean"],
                 low=100 * rate["low"],
@@ -199,7 +199,7 @@ def _draw_differences(
             for one, rate in zip(comparisons, rates, strict=True)
         ]
         panels[trials] = 100 * rates[0]["margin"], rows
-    plots.forest_plot(
+    forest_plot(
         panels,
         path,
         unit="percentage points",
@@ -231,7 +231,7 @@ def _draw_curves(
         }
         for key, label in _CURVES.items()
     }
-    plots.curves_over_seeds(
+    curves_over_seeds(
         panels,
         path,
         title=f"Training of {reference} and what is compared to it",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from speechbrain_rev.plots.style import (
     COLOURS,
-    check_some,
     finish,
     new_figure,
     save,
@@ -42,11 +41,6 @@ def corpus_histograms(
     title, source : str
         What is shown, and what it is from.
 
-    Raises
-    ------
-    ValueError
-        If there is no utterance or speaker.
-
     Example
     -------
     >>> import os, tempfile
@@ -54,8 +48,6 @@ def corpus_histograms(
     ...     path = os.path.join(folder, "corpus.png")
     ...     corpus_histograms([2.5, 4.0, 8.1], [1, 2], path, title="T", source="S")
     """
-    check_some(seconds, "utterance")
-    check_some(utterances, "speaker")
     figure = new_figure(7.2, 3.2)
     left, right = figure.subplots(1, 2)
     _draw(left, seconds, "seconds of an utterance", "utterances", COLOURS[0])

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from speechbrain_rev.plots.style import (
     FAINT,
-    check_some,
     finish,
     look,
     new_figure,
@@ -51,11 +50,6 @@ def det_plot(curves: Mapping[str, ErrorRates], path: str | Path) -> None:
     path : str or pathlib.Path
         The PNG file to write.
 
-    Raises
-    ------
-    ValueError
-        If there is no curve, or one does not run from no misses to no false alarms.
-
     Example
     -------
     >>> import os, tempfile
@@ -66,8 +60,7 @@ def det_plot(curves: Mapping[str, ErrorRates], path: str | Path) -> None:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     det_plot({"ours": curve}, os.path.join(folder, "det.png"))
     """
-    check_some(curves, "curve")
-    rates = {name: _rates(name, curve) for name, curve in curves.items()}
+    rates = {name: (curve.false_alarm, curve.miss) for name, curve in curves.items()}
     eers = {name: _crossing(*rate) for name, rate in rates.items()}
     low, high = _rate_limits(rates, eers)
     # The legend stands above the axes: inside it would cover some curve.
@@ -106,27 +99,6 @@ def det_plot(curves: Mapping[str, ErrorRates], path: str | Path) -> None:
     finish(axes, grid="both")
     figure.legend(loc="outside upper left", frameon=False, fontsize=9)
     save(figure, path)
-
-
-def _rates(
-    name: str, curve: ErrorRates
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    false_alarm = np.asarray(curve.false_alarm, dtype=np.float64)
-    miss = np.asarray(curve.miss, dtype=np.float64)
-    runs = (
-        false_alarm.ndim == 1
-        and false_alarm.shape == miss.shape
-        and len(miss) >= 2
-        and (false_alarm[0], false_alarm[-1], miss[0], miss[-1]) == (1, 0, 0, 1)
-        and bool(np.all(np.diff(false_alarm) <= 0) and np.all(np.diff(miss) >= 0))
-    )
-    if not runs:
-        raise ValueError(
-            f"The curve of {name!r} does not run from accepting all trials (false "
-            f"alarms 1, misses 0) to refusing all (0, 1). Give what scoring.det_curve "
-            f"returns."
-        )
-    return false_alarm, miss
 
 
 def _crossing(false_alarm: NDArray[np.float64], miss: NDArray[np.float64]) -> float:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from speechbrain_rev.plots.style import (
     COLOURS,
@@ -112,8 +110,7 @@ def encoder_map(
     Raises
     ------
     ValueError
-        If there is no encoder, one is there twice, or a figure is not above zero and
-        finite.
+        If there is no encoder.
 
     Example
     -------
@@ -126,7 +123,7 @@ def encoder_map(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     encoder_map(points, os.path.join(folder, "encoders.png"), **words)
     """
-    _check(points)
+    check_some(points, "encoder")
     figure = new_figure(10.0, 6.6)
     axes = figure.add_subplot()
     _limits(axes, points, list(cards))
@@ -303,8 +300,7 @@ def by_parameters(
     Raises
     ------
     ValueError
-        If there is no encoder, one is there twice, or a figure is not above zero and
-        finite.
+        If there is no encoder.
 
     Example
     -------
@@ -314,7 +310,7 @@ def by_parameters(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     by_parameters([small], os.path.join(folder, "plan.png"), **words)
     """
-    _check(encoders)
+    check_some(encoders, "encoder")
     figure = new_figure(14.0, 7.2)
     memory, batch = figure.subplots(1, 2)
     for axes, panel in ((memory, _MEMORY), (batch, _BATCH)):
@@ -403,18 +399,3 @@ def _mark(family: str, kind: str) -> dict[str, Any]:
         "markeredgewidth": 1.6,
         "zorder": 4,
     }
-
-
-def _check(encoders: Sequence[EncoderPoint] | Sequence[SizedEncoder]) -> None:
-    check_some(encoders, "encoder")
-    seen = set()
-    for encoder in encoders:
-        for name, figure in asdict(encoder).items():
-            if isinstance(figure, (int, float)) and not 0 < figure < np.inf:
-                raise ValueError(
-                    f"{name} of {encoder.name!r} is {figure}; it must be above zero and "
-                    "finite."
-                )
-        if encoder.name in seen:
-            raise ValueError(f"{encoder.name!r} is there twice; leave one out.")
-        seen.add(encoder.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Collection, Mapping, Sequence, Sized
+from collections.abc import Collection, Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -149,47 +149,6 @@ def finish(axes: Axes, *, grid: Literal["both", "x"]) -> None:
     axes.yaxis.label.set_color(INK)
 
 
-def check_panels(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], x: str, y: str
-) -> None:
-    """Refuse panels that cannot be drawn.
-
-    Parameters
-    ----------
-    panels : mapping of str to mapping of str to sequence of (float, float)
-        For each panel's name its curves by name, and the points of each.
-    x, y : str
-        What the numbers of a point count.
-
-    Raises
-    ------
-    ValueError
-        If there is no panel, a panel has no curve or a curve no points, or a number is
-        not above 0.
-
-    Example
-    -------
-    >>> check_panels({"revnet57": {"stored": [(2, 0.0)]}}, "utterances", "seconds")
-    Traceback (most recent call last):
-    ...
-    ValueError: 'stored' of 'revnet57' has a point of 2 utterances and 0.0 seconds; both
-    must be above 0.
-    """
-    check_some(panels, "panel")
-    for panel, curves in panels.items():
-        if not curves:
-            raise ValueError(f"{panel!r} has no curve; leave it out.")
-        for name, points in curves.items():
-            if not points:
-                raise ValueError(f"{name!r} of {panel!r} has no points; leave it out.")
-            for a, b in points:
-                if not (a > 0 and b > 0):
-                    raise ValueError(
-                        f"{name!r} of {panel!r} has a point of {a} {x} and {b} {y}; "
-                        "both must be above 0."
-                    )
-
-
 def check_some(rows: Sized, what: str) -> None:
     """Refuse to draw nothing.
 
@@ -207,38 +166,12 @@ def check_some(rows: Sized, what: str) -> None:
 
     Example
     -------
-    >>> check_some([], "bar")
+    >>> check_some([], "plan")
     Traceback (most recent call last):
-    ValueError: There is no bar to draw; give at least one.
+    ValueError: There is no plan to draw; give at least one.
     """
     if not rows:
         raise ValueError(f"There is no {what} to draw; give at least one.")
-
-
-def check_mode(mode: str, what: str) -> None:
-    """Refuse modes that have no colour.
-
-    Parameters
-    ----------
-    mode : str
-        A memory mode.
-    what : str
-        What has it.
-
-    Raises
-    ------
-    ValueError
-        If it is unknown.
-
-    Example
-    -------
-    >>> check_mode("keep", "'b.0' of batch 16")
-    Traceback (most recent call last):
-    ValueError: 'b.0' of batch 16 has the mode 'keep'; modes are 'store', ...
-    """
-    if mode not in MODE_COLOURS:
-        modes = ", ".join(map(repr, MODE_COLOURS))
-        raise ValueError(f"{what} has the mode {mode!r}; modes are {modes}.")
 
 
 def stacked_axes(figure: Figure, number: int) -> list[Axes]:

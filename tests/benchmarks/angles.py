@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speechbrain_rev.plots import gradient_angles
-
 from .harness import Result, require
+from .pictures import gradient_angles
 from .ranges import BATCH, FRAMES, N_MELS, WIDTHS, small
 from .speech import RECIPE_BATCH, Speech, Training
 from .steps import PRECISIONS

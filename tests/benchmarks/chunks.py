@@ -9,10 +9,10 @@ import torch
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes.geometry import AUTO
-from speechbrain_rev.plots import time_against_memory
 from speechbrain_rev.sizes import GB, MIB
 
 from .harness import Result, times
+from .pictures import time_against_memory
 from .steps import (
     FRAMES,
     Case,

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from speechbrain_rev.compression import GradientBound
-from speechbrain_rev.plots import loss_curves
 
 from .compressed_ways import (
     N_MELS,
@@ -27,6 +26,7 @@ from .compressed_ways import (
     training_of,
 )
 from .harness import Result, require
+from .pictures import loss_curves
 from .speech import Speech, Training, real_speech
 from .steps import Way
 

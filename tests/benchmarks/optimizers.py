@@ -27,13 +27,13 @@ from torch import Tensor, nn
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.optim import build_optimizer, state_bytes
-from speechbrain_rev.plots.training import loss_curves
 from speechbrain_rev.sizes import MIB
 
 from .compressed_ways import N_MELS, RATE
 from .harness import CPU, Result, interleaved_seconds, require
 from .launches import counted
 from .peers import version_of
+from .pictures import loss_curves
 from .speech import Speech, Training, real_speech
 
 #: Forms of states, by what pages call them.

@@ -35,7 +35,6 @@ from speechbrain_rev.planner.timing import (
     measured_repeats,
     measured_seconds,
 )
-from speechbrain_rev.plots import time_by_batch
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import MB
 
@@ -49,6 +48,7 @@ from .harness import (
     times,
 )
 from .launches import check_plain_layers
+from .pictures import time_by_batch
 from .plain import PlainEncoder
 from .steps import TOLERANCE, Way, encoder_by, train_step, way_bytes
 

@@ -16,6 +16,7 @@ import soundfile
 
 from speechbrain_rev import cli
 from speechbrain_rev.scoring import read_trials
+from tests.pictures import points_of, texts_of
 
 pytest.importorskip("espeakng_loader", reason="the demo's voices are not installed")
 DEMO = Path(__file__).parents[2] / "recipes" / "demo"
@@ -139,6 +140,23 @@ def run():
         patch.setattr(sys, "path", sys.path.copy())
         spec.loader.exec_module(module)
     return module
+
+
+def test_bars_are_as_long_as_a_step_and_curves_go_through_their_depths(run, drawn):
+    steps = {"store": (3.0 * 2**30, 1.5), "reconstruct": (2.0**20, 2.5)}
+    depths = {"store": {9: 2**20, 5: 2**19}, "reconstruct": {5: 2**18, 9: 2**18}}
+    peaks, seconds, curves = drawn(
+        run.memory_by_depth, steps, depths, title="T", source="S"
+    ).axes
+    assert [bar.get_width() for bar in peaks.patches] == [3072, 1]
+    assert [bar.get_width() for bar in seconds.patches] == [1.5, 2.5]
+    assert texts_of(peaks.get_yticklabels()) == list(steps)
+    assert peaks.get_xlabel() == "peak of a step, MiB"
+    assert seconds.get_xlabel() == "seconds of a step"
+    assert texts_of(peaks.texts) == ["3,072", "1"]
+    expected = [[(5, 0.5), (9, 1.0)], [(5, 0.25), (9, 0.25)]]
+    assert [points_of(line) for line in curves.lines] == expected
+    assert texts_of(curves.texts) == list(depths)
 
 
 @pytest.mark.slow

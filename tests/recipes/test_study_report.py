@@ -16,6 +16,7 @@ from speechbrain_rev.sizes import MIB
 from tests.recipes.study import ARCHIVE, STUDY, study
 
 conditions, figures, report = study("conditions"), study("figures"), study("report")
+paired = study("paired")
 Condition = conditions.Condition
 LISTS, SEEDS = ("veri_test", "veri_test_hard"), (11, 12, 13)
 SPEAKERS, UTTERANCES = 12, 4
@@ -127,10 +128,10 @@ def test_intervals_of_rates_are_of_what_rates_can_be(
     made, monkeypatch, rate, beyond, end
 ):
     spread = np.linspace(-0.3, 0.3, 200)
-    system = scoring.SeedRates([rate] * 3, [rate + spread] * 3)
+    system = paired.SeedRates(np.full(3, rate), np.tile(rate + spread, (3, 1)))
     monkeypatch.setattr(figures.Study, "rates", lambda *_: system)
     interval = figures._rates_of(made[0], "resnet34", "veri_test")
-    whole = asdict(scoring.rate_over_seeds(system))
+    whole = asdict(paired.rate_over_seeds(system))
     assert not 0 <= whole[beyond] <= 1
     assert {key: interval[key] for key in whole} == whole | {beyond: end}
 
@@ -141,8 +142,8 @@ def test_differences_are_those_of_paired_draws(made):
     for trials in LISTS:
         ours, theirs = (whole.rates(n, trials) for n in ("revnet46", "resnet34"))
         margin = margins["resnet34"][trials]["eer"]
-        assert margin == scoring.detectable_margin(theirs)
-        expected = scoring.rate_difference(ours, theirs, margin=margin)
+        assert margin == paired.detectable_margin(theirs)
+        expected = paired.rate_difference(ours, theirs, margin=margin)
         one = computed["comparisons"][0]["differences"][trials]["eer"]
         for key in ("mean", "low", "high", "upper", "margin", "p_value", "higher"):
             assert one[key] == getattr(expected, key)
@@ -165,20 +166,22 @@ def test_worse_equal_and_identical_conditions_are_told_apart(made):
     assert {c["margin_of"] for c in (as_good, worse, same)} == {"resnet34"}
 
 
-RATES = [0.10, 0.11, 0.12]
+RATES = np.array([0.10, 0.11, 0.12])
 
 
 def judged(higher_by=0.0, *, spread=0.001, baselines=(0.2,), **changed):
     """A verdict on a candidate whose seeds differ from the reference's by much the same."""
     draws = np.random.default_rng(0).standard_normal((3, 200))
-    reference = scoring.SeedRates(RATES, np.array(RATES)[:, None] + 0 * draws)
-    candidate = scoring.SeedRates(
+    reference = paired.SeedRates(RATES, RATES[:, None] + 0 * draws)
+    candidate = paired.SeedRates(
         reference.rates + higher_by, reference.draws + higher_by + spread * draws
     )
     given = {"margin": 0.02, "identical": False, "must_be_identical": False}
     # Speakers that err more or less do so with what needs no training, too.
     others = [
-        scoring.SeedRates([rate] * 3, rate + reference.draws - reference.rates[:, None])
+        paired.SeedRates(
+            np.full(3, rate), rate + reference.draws - reference.rates[:, None]
+        )
         for rate in baselines
     ]
     return figures.judged(candidate, reference, baselines=others, **given | changed)
@@ -222,7 +225,7 @@ def test_a_verdict_is_given_where_a_candidate_could_fail(changed, expected):
 def test_p_values_are_corrected_for_all_tests_but_those_of_the_control(made, tmp_path):
     verdicts = [one for c in made[1]["comparisons"] for one in eers(c)]
     tested = [one for one in verdicts if one["p_value"] is not None]
-    corrected = scoring.holm([one["p_value"] for one in tested])
+    corrected = paired.holm([one["p_value"] for one in tested])
     assert [one["p_holm"] for one in tested] == corrected
     assert len(tested) == 4
     again = copied(made[0], tmp_path)
@@ -232,7 +235,7 @@ def test_p_values_are_corrected_for_all_tests_but_those_of_the_control(made, tmp
     assert control["control"]
     assert all(one["p_holm"] is None for one in eers(control))
     ps = [one["p_value"] for one in eers(as_good)]
-    assert [one["p_holm"] for one in eers(as_good)] == scoring.holm(ps)
+    assert [one["p_holm"] for one in eers(as_good)] == paired.holm(ps)
 
 
 def test_a_condition_that_lacks_a_run_costs_its_comparisons_alone(made, tmp_path):
@@ -361,7 +364,7 @@ def test_differences_are_drawn_in_percentage_points_as_they_were_judged(
     drawn = {}
     for name in ("forest_plot", "curves_over_seeds"):
         monkeypatch.setattr(
-            report.plots,
+            report,
             name,
             lambda panels, path, name=name, **words: drawn.update(
                 {name: (panels, words)}

@@ -1,4 +1,4 @@
-"""What tests of pictures, bars and profiles share."""
+"""What tests of bars and profiles share."""
 
 import io
 import itertools
@@ -6,25 +6,8 @@ import sys
 import time
 
 import pytest
-from matplotlib.figure import Figure
 
 from speechbrain_rev.planner.saved_profiles import VARIABLE
-
-
-@pytest.fixture(scope="module")
-def figures():
-    """The figures that were saved, in their order."""
-    saved = []
-    savefig = Figure.savefig
-
-    def keep_and_save(figure, *args, **options):
-        saved.append(figure)
-        # What takes time is the number of pixels.
-        savefig(figure, *args, **{**options, "dpi": 20})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", keep_and_save)
-        yield saved
 
 
 class _Terminal(io.StringIO):

@@ -44,9 +44,8 @@ PUBLIC = {
         "remedies", "repeated_blocks", "step_of", "sweep",
     },
     "plots": {
-        "Difference", "EncoderPoint", "ErrorRates", "PartsBar", "SizedEncoder", "by_parameters", "corpus_histograms",
-        "curves_over_seeds", "det_plot", "encoder_map", "forest_plot", "gradient_angles", "loss_curves", "memory_by_depth",
-        "memory_parts", "plan_map", "reversible_step", "time_against_memory", "time_by_batch",
+        "EncoderPoint", "ErrorRates", "PartsBar", "SizedEncoder", "by_parameters",
+        "corpus_histograms", "det_plot", "encoder_map", "memory_parts", "plan_map",
         "training_curves",
     },
     "optim": {
@@ -57,10 +56,10 @@ PUBLIC = {
         "StreamWarning", "cudnn_flags", "recompute_blocks",
     },
     "scoring": {
-        "MEASURES", "BootstrapRates", "DetCurve", "Measure", "RateDifference", "RateOverSeeds", "SeedRates", "Trials",
-        "as_norm", "bootstrap", "cohort_statistics", "cosine", "cosine_trials", "det_curve",
-        "detectable_margin", "eer", "holm", "interval", "measured", "measures_in", "min_dcf", "rate_difference",
-        "rate_over_seeds", "read_scores", "read_trials", "speaker_means", "subtract_mean", "write_scores",
+        "MEASURES", "BootstrapRates", "DetCurve", "Measure", "Trials", "as_norm", "bootstrap",
+        "cohort_statistics", "cosine", "cosine_trials", "det_curve", "eer", "interval",
+        "measured", "measures_in", "min_dcf", "read_scores", "read_trials", "speaker_means",
+        "subtract_mean", "write_scores",
     },
     "data": {
         "CORPORA", "AudioInfo", "ChunkBatch", "ChunkDataset", "Corpus", "EpochBatchSampler",

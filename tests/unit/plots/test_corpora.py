@@ -25,9 +25,3 @@ def test_each_utterance_and_each_speaker_is_in_one_bar(drawn, seconds):
             assert any(low <= value <= high for low, high, _ in bars)
     assert left.get_xlabel() == "seconds of an utterance"
     assert right.get_ylabel() == "speakers"
-
-
-@pytest.mark.parametrize("given", [([], [1]), ([1.0], [])])
-def test_nothing_is_not_drawn(given, tmp_path):
-    with pytest.raises(ValueError, match="to draw; give at least one"):
-        corpus_histograms(*given, tmp_path / "p.png", **WORDS)

@@ -6,8 +6,7 @@ from scipy.stats import norm
 
 from speechbrain_rev.plots import det_plot
 from speechbrain_rev.scoring import det_curve, eer
-
-from .names import texts_of
+from tests.pictures import texts_of
 
 TIED = SimpleNamespace(false_alarm=np.array([1.0, 0.0]), miss=np.array([0.0, 1.0]))
 
@@ -55,21 +54,3 @@ def test_the_worst_and_the_best_systems_are_drawn_within_the_axes(drawn, distanc
     low, high = axes.get_xlim()
     assert np.isfinite([low, high]).all()
     assert np.all((marks_of(axes)[1] >= low) & (marks_of(axes)[1] <= high))
-
-
-@pytest.mark.parametrize(
-    ("false_alarm", "miss"),
-    [
-        ([0.0, 1.0], [1.0, 0.0]),
-        ([1.0, 0.5], [0.0, 1.0]),
-        ([1.0, 0.2, 0.4, 0.0], [0.0, 0.1, 0.2, 1.0]),
-        ([1.0, np.nan, 0.0], [0.0, 0.1, 1.0]),
-        ([1.0, 0.0], [0.0, 0.5, 1.0]),
-        ([1.0], [0.0]),
-        ([], []),
-    ],
-)
-def test_what_is_no_det_curve_is_refused_by_name(tmp_path, false_alarm, miss):
-    curve = SimpleNamespace(false_alarm=np.array(false_alarm), miss=np.array(miss))
-    with pytest.raises(ValueError, match=r"'ours' does not run .* scoring\.det_curve"):
-        det_plot({"ours": curve}, tmp_path / "det.png")

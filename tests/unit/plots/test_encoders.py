@@ -13,8 +13,7 @@ from speechbrain_rev.plots import (
 )
 from speechbrain_rev.plots.encoders import FAMILY_COLOURS
 from speechbrain_rev.sizes import GIB, MIB
-
-from .names import check_names, is_tie
+from tests.pictures import check_names, is_tie
 
 WORDS = {
     "title": "Memory",

@@ -3,8 +3,7 @@ from matplotlib.colors import to_rgba
 
 from speechbrain_rev.plots import plan_map
 from speechbrain_rev.plots.style import MODE_COLOURS
-
-from .names import points_of, texts_of
+from tests.pictures import points_of, texts_of
 
 WORDS = {"title": "T", "source": "S"}
 PLANS = {

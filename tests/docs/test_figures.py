@@ -2,12 +2,10 @@
 
 import pytest
 
-from speechbrain_rev.plots import reversible_step
 from speechbrain_rev.plots.style import MODE_COLOURS
 from speechbrain_rev.sizes import MIB
-from tests.docs.figures import MODES, alive
-
-from .names import points_of, texts_of
+from tests.docs.figures import MODES, alive, reversible_step
+from tests.pictures import points_of, texts_of
 
 ALIVE = {
     "store": ([MIB, 3 * MIB], [3 * MIB, 2 * MIB, 0]),
