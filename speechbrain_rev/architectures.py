@@ -341,7 +341,7 @@ def architecture(name: str) -> Architecture:
     )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Suggest the known names that a wrong one may have meant: of encoders, or of settings.
 
     Examples
@@ -352,7 +352,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     by_word = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), by_word, n=2)
     return (
-        f" Did you mean {' or '.join(by_word[word] for word in close)}?"
+        f" Did you mean {' or '.join(prefix + by_word[word] for word in close)}?"
         if close
         else ""
     )

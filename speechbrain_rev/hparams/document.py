@@ -401,5 +401,5 @@ def unknown(name: str, known: Iterable[str], prefix: str = "") -> str:
     """
     known = list(known)
     ours = _ALSO_CALLED.get(name.lower(), "")
-    near = f" Did you mean {ours}?" if ours in known else nearest(name, known)
+    near = nearest(ours if ours in known else name, known, prefix)
     return f"unknown key {prefix + name!a}.{near}"

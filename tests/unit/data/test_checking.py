@@ -243,7 +243,8 @@ def test_training_reads_the_ranges_of_what_was_listed(prepared, corpus, tmp_path
     prepared(data, **given)
     hparams = {
         "save_folder": tmp_path / "save", "sentence_len": 0.02, "sample_rate": RATE,
-        "seed": 1, "batch_size": 24, "steps_per_epoch": None, "num_workers": 0, **given,
+        "seed": 1, "batch_size": 24, "steps_per_epoch": None, "num_workers": 0,
+        "short": "repeat", **given,
     }  # fmt: skip
     (batch,) = train_loader(hparams)
     assert not batch.unread
