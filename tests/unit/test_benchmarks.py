@@ -370,7 +370,7 @@ def test_launches_are_counted_and_timed_beside_plain_layers():
     names = "resnet34", "revnet57"
     setting = launches.Setting(names, names[:1], 2, repeats=2, row=TINIEST)
     rows = launches.run(CPU, setting).rows
-    assert len(rows) == 2 * (1 + 2) + 1 + 3
+    assert len(rows) == 2 * (1 + 3) + 1 + 4
     for row in rows:
         shares = {k: v for k, v in row.items() if k.startswith("times its")}
         timed = row["encoder"] == "resnet34" and row["precision"] == "float32"
