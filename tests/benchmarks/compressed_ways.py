@@ -230,7 +230,7 @@ def follow(
     training: Training, bound: GradientBound, steps: int = 0, **rules: Rule
 ) -> None:
     """Let convolutions be compressed by what the optimizer has after some steps."""
-    bound.load_state_dict({"steps": steps, "bounds": {}})
+    bound.load_state_dict(bound.state_dict() | {"steps": steps, "bounds": {}})
     bound.follow(training.optimizer)
     training.encoder.compression = ActivationCompression(convolutions=bound, **rules)
 
