@@ -863,7 +863,7 @@ def _place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:
             counted,
             plain_values(folder, brain, ["step"]) if (folder / brain).exists() else {},
         )
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(
             f"{folder / checkpoint} does not say its epoch and step ({error}), so that the "
             "newest checkpoint is not known. Remove that checkpoint to use another."

@@ -128,7 +128,7 @@ def test_missing_pieces_are_named_with_what_to_give(tmp_path):
         load(run)
     for time in ("null", "[]", "yesterday"):
         checkpoint(run, "CKPT+a", time, weights)
-        with pytest.raises(ValueError, match=r"a does not say its epoch.*unixtime"):
+        with pytest.raises(ValueError, match=r"a does not say its epoch and step"):
             read_weights(run)
         shutil.rmtree(run / "save")
 
