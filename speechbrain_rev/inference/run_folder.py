@@ -2,7 +2,7 @@
 
 A run's folder may come from somebody else. HyperPyYAML would build whatever objects its
 YAML names, and a pickle whatever it likes; here only a few plain values are read from
-the one and only tensors from the other, and only from regular files of that folder.
+the one and only tensors from the other, and only from files of that folder.
 
 SpeechBrain's script trains what its YAML describes, under names of the file's choosing. The
 encoder, its features and the files of its checkpoints are known by the classes that are
