@@ -13,8 +13,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from speechbrain_rev.whole_files import open_regular
-
 Document = TypeVar("Document")
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -91,11 +89,11 @@ def load_document(
     Raises
     ------
     ValueError
-        If the file is no regular one, larger than 10 MB, no text, or no document.
+        If the file is larger than 10 MB, no text, or no document.
     OSError
         If it cannot be read.
     """
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         content = file.read(_MOST_BYTES + 1)
     try:
         with reading(kind, remedy):

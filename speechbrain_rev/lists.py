@@ -14,11 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from speechbrain_rev.whole_files import open_regular
-
 _BOM = "\ufeff"
-# Of a file's name and of a path, in bytes, whatever the file system.
-_MOST_OF_NAME, _MOST_OF_PATH = 255, 4095
 
 
 def read_text(path: str | Path, form: str) -> str:
@@ -41,7 +37,7 @@ def read_text(path: str | Path, form: str) -> str:
     OSError
         If it cannot be read.
     ValueError
-        If it is in another encoding, whose file and line are named, or no regular file.
+        If it is in another encoding; file and line are named.
 
     Examples
     --------
@@ -50,8 +46,7 @@ def read_text(path: str | Path, form: str) -> str:
     >>> read_text(path, "'speaker path'")
     'id1 a.wav\n'
     """
-    with open_regular(path) as file:
-        content = file.read()
+    content = Path(path).read_bytes()
     wrong, place = "", 0
     try:
         text = content.decode()
@@ -120,8 +115,8 @@ def each_line(path: str | Path, form: str) -> Iterator[str]:
     ['a.wav', 'b.wav']
     """
     blank = 0
-    with open_regular(path) as opened:
-        file = opened
+    with open(path, "rb") as opened:
+        file: BinaryIO = opened
         if Path(path).suffix.lower() == ".gz":
             file = cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=opened)))
         try:
@@ -235,42 +230,6 @@ def printable(text: str) -> str:
     'caf\\udce9.wav'
     """
     return text.encode(errors="backslashreplace").decode()
-
-
-def check_length(name: str, place: str) -> None:
-    """Refuse a path of a list that is longer than that of any file.
-
-    Parameters
-    ----------
-    name : str
-        As the list has it.
-    place : str
-        List and line, for the error.
-
-    Raises
-    ------
-    ValueError
-        If it, or a folder or a file in it, has too many bytes.
-
-    Examples
-    --------
-    >>> check_length("id1/a.wav", "list.txt, line 1")
-    >>> check_length("id1/" + "a" * 300, "list.txt, line 2")
-    Traceback (most recent call last):
-    ValueError: list.txt, line 2: 'id1/aaa...' has a name of 300 bytes; ...
-    """
-    # A character has at most four, and of ASCII one.
-    if len(name) * (1 if name.isascii() else 4) <= _MOST_OF_NAME:
-        return
-    longest = max(len(os.fsencode(part)) for part in name.split("/"))
-    what, count, most = "name", longest, _MOST_OF_NAME
-    if longest <= _MOST_OF_NAME:
-        what, count, most = "path", len(os.fsencode(name)), _MOST_OF_PATH
-    if count > most:
-        raise ValueError(
-            f"{place}: {name[:60] + '...'!r} has a {what} of {count} bytes; a {what} of a "
-            f"file has at most {most}. Correct the line."
-        )
 
 
 def way_out(folder: str | Path, name: str, *, within: str | Path | None = None) -> str:

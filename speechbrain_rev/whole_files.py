@@ -9,12 +9,11 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 if sys.platform != "win32":
     import fcntl
@@ -26,18 +25,10 @@ _BLOCK_BYTES = 2**20
 _MEND = "Free some space there, or mend what is wrong"
 # What the system says where a disk takes no more, whatever the file.
 _OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# What is not finished is called by its own name with this much more, of at most 255 bytes.
+# What is not finished is called by its own name with this much more.
 _PART, _DRAWN = ".part", "?" * 8
-_MOST_OF_NAME = 255 - len(f"..{_DRAWN}{_PART}")
 # Before the checksum that ends a line of rows.
 _ROW_SUM = b', "sha256": "'
-# Who reads one of these waits, or does not come to an end.
-_KINDS = (
-    (stat.S_ISFIFO, "a named pipe (FIFO)"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
@@ -100,7 +91,7 @@ def opened_whole(path: str | Path) -> Iterator[IO[bytes]]:
     # A link stays a link to what is written.
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
-        # A pipe or a device stays what it is.
+        # Renaming a file over /dev/null would destroy the device.
         with open(path, "wb") as pipe:
             yield pipe
         return
@@ -178,82 +169,6 @@ def check_path(path: object, what: str, remedy: str = "Write it to a file.") -> 
             f"{what} is read by the path of its file, and {type(path).__name__} is none. "
             f"{remedy}"
         )
-
-
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Refuse a pipe, a socket or a device where a file is to be read.
-
-    Parameters
-    ----------
-    path : str or Path
-        What is to be read. Of a folder, and of what is not there, the error is that of
-        opening it.
-
-    Raises
-    ------
-    ValueError
-        If it is none of a disk's files; the message says what it is.
-
-    Examples
-    --------
-    >>> check_regular(os.devnull)
-    Traceback (most recent call last):
-    ValueError: /dev/null is a device, and only regular files are read. Write ...
-    """
-    with contextlib.suppress(OSError):
-        _refuse_kind(path, os.stat(path).st_mode)
-
-
-def open_regular(path: str | Path) -> BinaryIO:
-    """Open a file to read; what is none of a disk's files is refused without waiting.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-
-    Returns
-    -------
-    binary file
-
-    Raises
-    ------
-    OSError
-        If it cannot be opened.
-    ValueError
-        As ``check_regular``.
-
-    Examples
-    --------
-    >>> file = Path(tempfile.mkdtemp(), "list.txt")
-    >>> write_whole(file, "a.wav")
-    >>> with open_regular(file) as opened:
-    ...     opened.read()
-    b'a.wav'
-    """
-    check_regular(path)
-    file = open(path, "rb", opener=_opened_at_once)  # noqa: SIM115 -- for the caller
-    try:
-        # Another may have been put in its place.
-        _refuse_kind(path, os.fstat(file.fileno()).st_mode)
-    except ValueError:
-        file.close()
-        raise
-    return file
-
-
-def _refuse_kind(path: str | os.PathLike[str], mode: int) -> None:
-    for is_one, kind in _KINDS:
-        if is_one(mode):
-            raise ValueError(
-                f"{path} is {kind}, and only regular files are read. Write what it gives "
-                "to a file, and give that."
-            )
-
-
-def _opened_at_once(path: str, flags: int) -> int:
-    """Open without waiting for the writer of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 @contextlib.contextmanager
@@ -390,9 +305,6 @@ def naming(path: str | Path, advice: str) -> Iterator[None]:
 
 def _unfinished(name: str) -> str:
     """Give what names of files begin with that are to become this one."""
-    encoded = os.fsencode(name)
-    if len(encoded) > _MOST_OF_NAME:
-        name = hashlib.blake2b(encoded, digest_size=16).hexdigest()
     return f".{name}."
 
 
@@ -415,8 +327,6 @@ def digest_of(path: str | Path, algorithm: str) -> str:
     ------
     OSError
         If it cannot be read.
-    ValueError
-        If it is no regular file.
 
     Examples
     --------
@@ -426,7 +336,7 @@ def digest_of(path: str | Path, algorithm: str) -> str:
     'e3b0c442'
     """
     digest = hashlib.new(algorithm)
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()

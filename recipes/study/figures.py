@@ -34,7 +34,7 @@ from paired import (
 
 from speechbrain_rev import scoring
 from speechbrain_rev.data import VoxCelebFolder
-from speechbrain_rev.whole_files import check_regular, write_whole
+from speechbrain_rev.whole_files import write_whole
 
 SETTING, MARGINS, MEASURES = "setting.json", "margins.json", "measures.json"
 RESULTS, EPOCHS, ORIGIN = "results.json", "train_log.jsonl", "origin.json"
@@ -420,7 +420,6 @@ def read_archive(file: Path) -> dict[str, str]:
     ValueError
         If there is no such file, it is damaged or too large, or no study's.
     """
-    check_regular(file)
     if not file.is_file():
         raise ValueError(f"There is no file {file}. Name an archive that run.py wrote.")
     texts, total = {}, 0

@@ -14,7 +14,7 @@ from itertools import permutations
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, TypeAlias
 
-from speechbrain_rev.lists import check_length, is_listable
+from speechbrain_rev.lists import is_listable
 
 from .corpus import (
     AUDIO_SUFFIXES,
@@ -117,8 +117,6 @@ class ListedCorpus(Corpus):
                 )
             speakers.add(row.speaker)
             file = str(row.file)
-            check_length(file, place)
-            check_length(row.ID, place)
             _refuse_unwritable(row, place)
             # A path takes long to hash.
             audio = hash((file, row.start, row.samples, row.channel))

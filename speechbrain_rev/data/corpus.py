@@ -29,7 +29,7 @@ from threading import Event
 from typing import ClassVar, Protocol, TypeVar
 
 from speechbrain_rev.lists import read_lines, way_out
-from speechbrain_rev.whole_files import check_path, open_regular
+from speechbrain_rev.whole_files import check_path
 
 from .manifest import Cause
 from .packed import find_packed
@@ -596,8 +596,8 @@ class VoxCelebFolder(Corpus):
     def _is_listed(whole: Path) -> bool:
         """Return whether LibriSpeech's list of speakers is of the folders beside it."""
         first = next(_seen_below(whole), "")
-        with open_regular(whole / "SPEAKERS.TXT") as file:
-            lines = file.read().decode(errors="replace").splitlines()
+        text = (whole / "SPEAKERS.TXT").read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines()
         listed = {line.partition("|")[0].strip() for line in lines}
         folders = first.split("/")[:-1]
         return bool(_SUBSET.match(first)) or bool(listed.intersection(folders[1:2]))

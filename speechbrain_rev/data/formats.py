@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 from speechbrain_rev.lists import each_line, read_lines, read_text
-from speechbrain_rev.whole_files import open_regular
 
 from .corpus import AUDIO_SUFFIXES, OTHER_SUFFIXES
 from .manifest import RESERVED
@@ -477,7 +476,7 @@ def _in_shard(tar: Path, place: str) -> Iterator[Row]:
     """Pair the audio of a tar with the speakers beside it."""
     audio: dict[str, str] = {}
     speakers: dict[str, str] = {}
-    with open_regular(tar) as file:
+    with open(tar, "rb") as file:
         try:
             found = indexed(tar)
             if tar.suffix.lower() != SUFFIX:
@@ -775,7 +774,7 @@ def _is_shards(path: Path) -> bool:
     """Return whether the first line of a .list is a tar."""
     if path.suffix != ".list" or not path.is_file():
         return False
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         return file.readline(_MOST_OF_NAME).strip().lower().endswith(_TARS)
 
 

@@ -23,8 +23,6 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import soundfile
 
-from speechbrain_rev.whole_files import open_regular
-
 from .shards import FilePart, find_member
 
 logger = logging.getLogger(__name__)
@@ -124,7 +122,7 @@ def open_bytes(path: str | Path) -> BinaryIO:
     Raises
     ------
     ValueError
-        If it is no regular file, or the tar is damaged.
+        If the tar is damaged.
     OSError
         If it cannot be opened.
     """
@@ -133,8 +131,8 @@ def open_bytes(path: str | Path) -> BinaryIO:
         if member is None:
             raise FileNotFoundError(f"{tar} has no member of this name")
         name, begin, size = f"{tar}/{member.name}", member.begin, member.size
-        return cast(BinaryIO, FilePart(open_regular(tar), begin, size, name=name))
-    return open_regular(path)
+        return cast(BinaryIO, FilePart(open(tar, "rb"), begin, size, name=name))
+    return open(path, "rb")
 
 
 @contextlib.contextmanager
@@ -157,8 +155,8 @@ def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
     Raises
     ------
     ValueError
-        If it ends before its samples do or goes on behind them, is of a format in which this
-        cannot be known, or no regular file.
+        If it ends before its samples do or goes on behind them, or is of a format in which
+        this cannot be known.
     soundfile.LibsndfileError, TypeError, UnicodeError, OSError
         If it cannot be read.
     """

@@ -21,7 +21,6 @@ import torch
 
 from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.lists import (
-    check_length,
     joined_line,
     printable,
     read_lines,
@@ -29,7 +28,7 @@ from speechbrain_rev.lists import (
 )
 from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.scoring.trials import models_file
-from speechbrain_rev.whole_files import check_regular, digest_of
+from speechbrain_rev.whole_files import digest_of
 
 from .corpora import find_files, list_files, open_corpus
 from .corpus import Corpus, VoxCelebFolder, located
@@ -190,8 +189,7 @@ def _paths_given(path: str | None) -> list[str]:
 
 
 def _existing(path: str | Path) -> Path:
-    """Return the path of a list, which must be a regular file."""
-    check_regular(path)
+    """Return the path of a list."""
     if not Path(path).is_file():
         raise ValueError(f"The list {path} does not exist.")
     return Path(path)
@@ -354,7 +352,6 @@ def _listed(corpus: Corpus, settings: DataSettings) -> dict[str, list[str]]:
             )
         # One file, however many slashes a line has.
         speaker, name = fields[0], str(PurePosixPath(fields[1]))
-        check_length(name, f"{train_list}, line {number}")
         other, at = lines.setdefault(name, (speaker, number))
         if other != speaker:
             raise ValueError(

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.lists import check_length, read_text
+from speechbrain_rev.lists import read_text
 from speechbrain_rev.whole_files import (
     check_path,
-    check_regular,
     check_sum,
     digest_of,
     opened_whole,
@@ -342,9 +341,8 @@ def read_manifest(path: str | Path) -> Manifest:
     Raises
     ------
     ValueError
-        If it is missing, empty, no regular file, has other columns or is in another
-        encoding, a row has other fields or a path that is too long, or it has not the
-        checksum of a ``SHA256SUMS`` beside it.
+        If it is missing, empty, has other columns or is in another encoding, a row has
+        other fields, or it has not the checksum of a ``SHA256SUMS`` beside it.
 
     Example
     -------
@@ -354,7 +352,6 @@ def read_manifest(path: str | Path) -> Manifest:
     16000
     """
     check_path(path, "a manifest")
-    check_regular(path)
     if not Path(path).is_file():
         raise ValueError(f"There is no manifest {path}. Prepare the data first.")
     check_sum(path)
@@ -432,6 +429,5 @@ def _utterance(row: Mapping[str, str], labels: list[str], place: str) -> Utteran
         raise ValueError(
             f"{place} has fewer fields than {list(RESERVED)}, or empty ones."
         )
-    check_length(wav, place)
     further = tuple((label, row.get(label, "")) for label in labels)
     return Utterance(name, wav, samples, speaker, further)

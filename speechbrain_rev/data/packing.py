@@ -22,7 +22,6 @@ from speechbrain_rev.processes import interrupted_while
 from speechbrain_rev.whole_files import (
     clear_unfinished,
     naming,
-    open_regular,
     write_whole,
 )
 
@@ -413,9 +412,8 @@ def pack(
             raise ValueError(f"No file below {source} can be used: nothing is packed.")
         for name in LAYOUT_FILES:
             if (source / name).is_file():
-                with open_regular(source / name) as file:
-                    (packed / name).parent.mkdir(exist_ok=True)
-                    write_whole(packed / name, file.read())
+                (packed / name).parent.mkdir(exist_ok=True)
+                write_whole(packed / name, (source / name).read_bytes())
         made.finish()
     if aside:
         tqdm.write(

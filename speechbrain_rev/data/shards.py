@@ -18,8 +18,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from speechbrain_rev.whole_files import open_regular
-
 from .packed import key_of
 
 SUFFIX = ".tar"
@@ -75,7 +73,7 @@ def members(path: str | Path) -> Iterator[Member]:
     >>> list(members(path))
     [Member(name='a.spk', begin=512, size=0)]
     """
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         _refuse_compressed(path, file)
         whole = os.fstat(file.fileno()).st_size
         try:

@@ -24,7 +24,6 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from speechbrain_rev.architectures import nearest
-from speechbrain_rev.whole_files import open_regular
 
 PLACEHOLDER = "!PLACEHOLDER"
 FOLLOWED = ("!ref", "!copy")
@@ -152,9 +151,9 @@ class Value:
 
 
 def read(file: Path, wanted_by: str = "") -> str:
-    """Read a hyperparameter file, a regular one; an error names the file that wants it."""
+    """Read a hyperparameter file; an error names the file that wants it."""
     try:
-        with open_regular(file) as opened:
+        with open(file, "rb") as opened:
             content = opened.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")

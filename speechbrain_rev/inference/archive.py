@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speechbrain_rev.whole_files import check_path, check_regular, opened_whole
+from speechbrain_rev.whole_files import check_path, opened_whole
 
 _MAX_CHARACTERS = 500
 
@@ -220,7 +220,6 @@ class EmbeddingArchive:
             that is missing or there twice, or an embedding that is not finite.
         """
         check_path(path, "an archive of embeddings")
-        check_regular(path)
         if not Path(path).is_file():
             raise FileNotFoundError(
                 f"There are no embeddings at {path}. Run recipes/VoxCeleb/extract.py "

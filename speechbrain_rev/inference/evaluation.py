@@ -33,7 +33,7 @@ from speechbrain_rev.inference import (
 )
 from speechbrain_rev.inference.audio import Channels
 from speechbrain_rev.processes import ALONE, ProcessPlace, shared_rows
-from speechbrain_rev.whole_files import check_regular, sums_in, write_whole
+from speechbrain_rev.whole_files import sums_in, write_whole
 
 from .run_folder import (
     LAST_WEIGHTS,
@@ -131,7 +131,6 @@ def lists_of(
             "example the RUN_FOLDER/save/valid_trials.txt that training made."
         )
     for path in paths:
-        check_regular(path)
         if not path.is_file():
             raise FileNotFoundError(
                 f"The trial list {path} does not exist. If the data have moved, say where "

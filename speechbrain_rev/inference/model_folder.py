@@ -527,7 +527,7 @@ def read_model(
     with open_own(folder, SAFETENSORS, given=_GIVEN) as file:
         size = os.fstat(file.fileno()).st_size
         expected = expected_weights(settings, folder, SAFETENSORS, size)
-        content = file.read(size)
+        content = file.read()
     _check_sum(folder, SAFETENSORS, content)
     state_dict = read_safetensors(content, weights, expected)
     check_tensors(state_dict, expected, weights)

@@ -2,7 +2,7 @@
 
 A run's folder may come from somebody else. HyperPyYAML would build whatever objects its
 YAML names, and a pickle whatever it likes; here only a few plain values are read from
-the one and only tensors from the other, and only from regular files of that folder.
+the one and only tensors from the other, and only from files of that folder.
 
 SpeechBrain's script trains what its YAML describes, under names of the file's choosing. The
 encoder, its features and the files of its checkpoints are known by the classes that are
@@ -863,7 +863,7 @@ def _place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:
             counted,
             plain_values(folder, brain, ["step"]) if (folder / brain).exists() else {},
         )
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(
             f"{folder / checkpoint} does not say its epoch and step ({error}), so that the "
             "newest checkpoint is not known. Remove that checkpoint to use another."

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pickle
 import pickletools
 import re
-import stat
 import struct
 import zipfile
 from collections import Counter
@@ -45,7 +43,7 @@ _HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def own_file(folder: Path, name: str | Path, *, given: str = _RUN) -> Path:
-    """Find a regular file that really lies in the folder, links followed.
+    """Find a file that really lies in the folder, links followed.
 
     The files of a snapshot in the cache of huggingface_hub are links to where the cache
     keeps content by its hash. Those links alone lead out of the folder.
@@ -69,7 +67,7 @@ def own_file(folder: Path, name: str | Path, *, given: str = _RUN) -> Path:
     FileNotFoundError
         If the folder or file is missing.
     ValueError
-        If it leads out of the folder or is no regular file.
+        If it leads out of the folder.
     """
     if folder.exists() and not folder.is_dir():
         graph = " A graph is run by onnxruntime or torch.export, not by this package."
@@ -80,15 +78,13 @@ def own_file(folder: Path, name: str | Path, *, given: str = _RUN) -> Path:
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. Give {given}.")
     path = folder / name
-    if not path.exists():
+    if not path.is_file():
         raise FileNotFoundError(f"{folder} has no {name}. Give {given}.")
     if not _is_within(folder.resolve(), path.resolve()):
         raise ValueError(
             f"{path} is a link out of its folder, to {path.resolve()}. It is not "
             "followed: copy the file there if you trust it."
         )
-    if not path.is_file():
-        raise ValueError(f"{path} is no regular file.")
     return path
 
 
@@ -106,7 +102,7 @@ def _is_within(folder: Path, file: Path) -> bool:
 
 
 def open_own(folder: Path, name: str | Path, *, given: str = _RUN) -> BinaryIO:
-    """Open a file that ``own_file`` finds, and make sure that it is that one.
+    """Open a file that ``own_file`` finds.
 
     Parameters
     ----------
@@ -116,21 +112,14 @@ def open_own(folder: Path, name: str | Path, *, given: str = _RUN) -> BinaryIO:
     Returns
     -------
     binary file
-        To read; its size is that of ``os.fstat``.
+        To read.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        As of ``own_file``; ValueError too if another was put in its place meanwhile.
+        As of ``own_file``.
     """
-    path = own_file(folder, name, given=given)
-    real = path.resolve()
-    file = real.open("rb")
-    opened = os.fstat(file.fileno())
-    if not stat.S_ISREG(opened.st_mode) or not os.path.samestat(opened, real.lstat()):
-        file.close()
-        raise ValueError(f"{path} was replaced while it was opened. Try again.")
-    return file
+    return own_file(folder, name, given=given).open("rb")
 
 
 def quoted(text: str) -> str:

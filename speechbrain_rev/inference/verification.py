@@ -30,7 +30,7 @@ from speechbrain_rev.inference.thresholds import Normalisation, Thresholds
 from speechbrain_rev.inference.trained import reading
 from speechbrain_rev.inference.untrusted import own_file
 from speechbrain_rev.scoring.as_norm import check_top_n
-from speechbrain_rev.whole_files import check_path, check_regular, write_whole
+from speechbrain_rev.whole_files import check_path, write_whole
 
 COHORT = "cohort.safetensors"
 #: Of training speech, in a run's folder.
@@ -370,7 +370,6 @@ class EnrolledSpeaker:
             If it is no enrolled speaker.
         """
         check_path(path, "an enrolled speaker")
-        check_regular(path)
         file = Path(path)
         if not file.is_file():
             raise FileNotFoundError(

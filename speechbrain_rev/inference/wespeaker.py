@@ -29,7 +29,7 @@ from speechbrain_rev.inference.run_folder import (
 from speechbrain_rev.inference.untrusted import load_tensors, plain_values, some_names
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.pretrained import unwrapped
-from speechbrain_rev.whole_files import check_path, check_regular, write_whole
+from speechbrain_rev.whole_files import check_path, write_whole
 
 _STAGES = range(4)
 _COUNTER = ".num_batches_tracked"
@@ -318,7 +318,6 @@ def convert_from_wespeaker(
     """
     check_path(path, "a WeSpeaker model")
     path = Path(path)
-    check_regular(path)
     if not path.is_file():
         raise FileNotFoundError(
             f"There is no file {path}. Give the avg_model.pt of a WeSpeaker model."

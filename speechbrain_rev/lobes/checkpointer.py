@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import shutil
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,8 +62,7 @@ class WholeCheckpointer(Checkpointer):
     others are deleted. Checksums are written with them and compared before anything is
     loaded.
 
-    The newest checkpoint is the one of the highest epoch and step (``place_of``), where
-    SpeechBrain asks a clock, which may have been set back or be another machine's.
+    The newest checkpoint is the one of the highest epoch and step (``place_of``).
 
     Example
     -------
@@ -176,22 +173,17 @@ class WholeCheckpointer(Checkpointer):
             If a file with the epoch and step of a checkpoint is damaged; the message
             names the folder.
         """
-        for folder, meta in self._metas():
-            if meta is None:
-                raise ValueError(_untrusted(folder, f"{METAFNAME} is damaged"))
-            # They choose which is loaded, whose files are then compared as a whole.
-            check_known(folder, (METAFNAME, COUNTER, BRAIN))
-        checkpoints: list[Checkpoint] = super().list_checkpoints()
-        return checkpoints
-
-    def _metas(self) -> Iterator[tuple[Path, dict[str, Any] | None]]:
-        """Give each checkpoint's folder and the content of its CKPT.yaml, None if damaged."""
         for path in self.checkpoints_dir.glob(f"{CKPT_PREFIX}*/{METAFNAME}"):
             try:
-                meta = yaml.safe_load(path.read_text(encoding="utf-8"))
-            except (yaml.YAMLError, UnicodeDecodeError):
+                meta = yaml.safe_load(path.read_bytes())
+            except yaml.YAMLError:
                 meta = None
-            yield path.parent, meta if isinstance(meta, dict) else None
+            if not isinstance(meta, dict):
+                raise ValueError(_untrusted(path.parent, f"{METAFNAME} is damaged"))
+            # They choose which is loaded, whose files are then compared as a whole.
+            check_known(path.parent, (METAFNAME, COUNTER, BRAIN))
+        checkpoints: list[Checkpoint] = super().list_checkpoints()
+        return checkpoints
 
     def _clear_unfinished(self) -> None:
         """Delete what a process that was killed left of a checkpoint."""
@@ -266,13 +258,8 @@ class WholeCheckpointer(Checkpointer):
     def _save_checkpoint_metafile(
         self, fpath: Path, meta_to_include: Mapping[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        # Later than every earlier one's: it orders checkpoints without epochs, and others
-        # read it.
-        times = [(meta or {}).get("unixtime", 0.0) for _, meta in self._metas()]
-        after = math.nextafter(max(times, default=0.0), math.inf)
-        meta = {"unixtime": max(time.time(), after), **meta_to_include}
         return super()._save_checkpoint_metafile(
-            _unfinished(fpath), meta, *args, **kwargs
+            _unfinished(fpath), meta_to_include, *args, **kwargs
         )
 
 
@@ -383,12 +370,11 @@ def place_of(
     step : int
         The step in the epoch.
     unixtime : float
-        When it was written. It decides between equal places, and alone if there is no
-        counter.
+        SpeechBrain's order, for checkpoints without a counter.
 
     Raises
     ------
-    ValueError
+    ValueError, TypeError
         If one of these is no number.
 
     Example
@@ -398,12 +384,11 @@ def place_of(
     >>> early, late > early
     ((3, True, 0, 9.5), True)
     """
-    unixtime, step = meta.get("unixtime", 0.0), brain.get("step", 0)
-    if not isinstance(step, int) or not isinstance(unixtime, int | float):
-        raise ValueError(f"step {step!r} or unixtime {unixtime!r} is no number")
+    unixtime = float(meta.get("unixtime", 0.0))
     if counter is None:
-        return 0, False, 0, float(unixtime)
-    return int(counter), bool(meta.get("end-of-epoch")), step, float(unixtime)
+        return 0, False, 0, unixtime
+    step = int(brain.get("step", 0))
+    return int(counter), bool(meta.get("end-of-epoch")), step, unixtime
 
 
 def place_in_run(checkpoint: Checkpoint) -> tuple[int, bool, int, float]:
@@ -430,7 +415,7 @@ def place_in_run(checkpoint: Checkpoint) -> tuple[int, bool, int, float]:
             counter.read_text(encoding="utf-8") if counter.is_file() else None,
             yaml.safe_load(brain.read_bytes()) if brain.is_file() else {},
         )
-    except (ValueError, AttributeError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         why = f"{COUNTER} or {BRAIN} is damaged ({error})"
         raise ValueError(_untrusted(Path(checkpoint.path), why)) from error
 

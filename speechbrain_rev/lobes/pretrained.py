@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 from collections.abc import Collection, Mapping
@@ -15,7 +14,6 @@ from speechbrain.utils.parameter_transfer import Pretrainer
 from torch import nn
 
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
-from speechbrain_rev.whole_files import check_regular
 
 
 class ModelPretrainer(Pretrainer):
@@ -197,8 +195,8 @@ def load_strictly(module: nn.Module, path: str | Path) -> None:
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it is no regular file, holds anything but tensors, or a key is missing, surplus
-        or of another shape; the message names them.
+        If it holds anything but tensors, or a key is missing, surplus or of another
+        shape; the message names them.
 
     Example
     -------
@@ -208,8 +206,6 @@ def load_strictly(module: nn.Module, path: str | Path) -> None:
     Traceback (most recent call last):
     ValueError: ... 1 surplus (the first is scale). ...
     """
-    if isinstance(path, (str, os.PathLike)):
-        check_regular(path)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError) as error:

@@ -232,7 +232,7 @@ class Plan:
         Raises
         ------
         ValueError
-            If the file is no plan, or no regular file; the message names it.
+            If the file is no plan; the message names it.
         OSError
             If it cannot be read.
         """

@@ -17,7 +17,7 @@ import torch
 from speechbrain_rev.planner.network import warn_caller
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.reversible.flags import flags_in_words
-from speechbrain_rev.whole_files import check_regular, open_regular, write_whole
+from speechbrain_rev.whole_files import write_whole
 
 #: Names the folder of profiles where it is set.
 VARIABLE = "SPEECHBRAIN_REV_PROFILES"
@@ -128,8 +128,7 @@ def saved_profile(
 
 def _read(path: Path, key: Mapping[str, str]) -> Profile | None:
     try:
-        with open_regular(path) as file:
-            profile = Profile.from_json(file.read().decode())
+        profile = Profile.from_json(path.read_text(encoding="utf-8"))
         kept = key.items() <= profile.about.items()
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -144,7 +143,6 @@ def _read(path: Path, key: Mapping[str, str]) -> Profile | None:
 def _write(path: Path, profile: Profile) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        check_regular(path)
         write_whole(path, profile.to_json())
         _forget(path.parent)
     except (OSError, ValueError) as error:

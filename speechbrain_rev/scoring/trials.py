@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from speechbrain_rev.lists import check_length, joined_line, read_lines, split_line
+from speechbrain_rev.lists import joined_line, read_lines, split_line
 from speechbrain_rev.scoring.arrays import (
     as_labels,
     as_values,
@@ -28,9 +28,7 @@ from speechbrain_rev.scoring.arrays import (
 )
 from speechbrain_rev.whole_files import (
     check_path,
-    check_regular,
     check_sum,
-    open_regular,
     write_whole,
 )
 
@@ -325,7 +323,7 @@ def models_file(path: str | Path) -> Path | None:
         None if there is none, or the list is of VoxCeleb's format.
     """
     path = Path(path)
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         first = file.readline(_MOST_OF_LINE).decode(errors="replace")
     if _form_of(path, first.removeprefix("\ufeff").strip()) is _VOXCELEB:
         return None
@@ -354,7 +352,6 @@ def _form_of(path: Path, first: str) -> _Form:
 
 def _read_models(path: Path) -> dict[str, tuple[str, ...]]:
     """Read lines of a speaker and all of its utterances."""
-    check_regular(path)
     check_sum(path)
     form = "'speaker utterance ...'"
     models: dict[str, tuple[str, ...]] = {}
@@ -370,8 +367,6 @@ def _read_models(path: Path) -> dict[str, tuple[str, ...]]:
             raise ValueError(
                 f"{path}, line {number}: {name!r} has {twice!r} twice. Leave it once."
             )
-        for file in files:
-            check_length(file, f"{path}, line {number}")
         models[name] = tuple(files)
     return models
 
@@ -417,7 +412,6 @@ def _read(
 ) -> tuple[Trials, NDArray[np.float64]]:
     """Read a line per trial; scores are 0 where there are none."""
     check_path(path, f"a {what}")
-    check_regular(path)
     path, words = Path(path), (form or _VOXCELEB).words
     if not path.is_file():
         wrong = "is a folder" if path.is_dir() else "does not exist"
@@ -463,9 +457,6 @@ def _read(
             name = one[side]
             # A model may have the name of an utterance.
             name = f"{_MODEL}{name}" if side == "enrol" and name in known else name
-            # What is scored need not be named by files.
-            if "score" not in one and name not in numbers:
-                check_length(name, place)
             rows[row] = numbers.setdefault(name, len(numbers))
         if "score" in one:
             scores[row] = _number(one["score"], place, form.words)

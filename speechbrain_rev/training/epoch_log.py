@@ -74,7 +74,7 @@ class EpochLog:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder = Path(output_folder)
-        self._cannot_draw = self._gap_reported = False
+        self._cannot_draw = False
         # Now, and not after an epoch.
         self._rows()
         self._other: EpochLogger | None = None
@@ -103,12 +103,6 @@ class EpochLog:
             Plain numbers, "epoch" among them.
         """
         rows = [row for row in self._rows() if row["epoch"] < stats["epoch"]]
-        if len(rows) < stats["epoch"] - 1 and not self._gap_reported:
-            logger.warning(
-                f"{self._folder / LOG} has lines of {len(rows)} epochs before epoch "
-                f"{stats['epoch']}: the others were cut off or moved away."
-            )
-        self._gap_reported = True
         rows.append(stats)
         write_rows(self._folder / LOG, rows)
         self._draw(rows)

@@ -22,7 +22,6 @@ from speechbrain_rev.training.kept_plans import (
     write_plans,
 )
 from speechbrain_rev.training.recipe_step import TrainingStep, budget_bytes_of
-from speechbrain_rev.whole_files import check_regular
 
 # Entries of a plan that have to be what is asked for, so that it is not made anew.
 _ASKED = ("memory_budget", "max_gradient_error", "bounds")
@@ -250,7 +249,6 @@ def _bounds(step: TrainingStep) -> str:
 
 
 def _load(plan_file: str, kept: Path) -> Plan:
-    check_regular(plan_file)
     if Path(plan_file).is_file():
         return Plan.load(plan_file)
     own = f", or leave plan_file out and go on with {kept}" if kept.is_file() else ""

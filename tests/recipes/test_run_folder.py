@@ -3,7 +3,6 @@
 import re
 import shlex
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from speechbrain_rev.data import VoxCelebFolder
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.inference import SpeakerEmbedder, evaluation
 from speechbrain_rev.lobes.checkpointer import (
-    WholeCheckpointer,
-    is_end_of_epoch,
     load_finished_run,
 )
 from speechbrain_rev.locks import LOCK, locked
@@ -403,23 +400,6 @@ def test_more_epochs_go_on_from_the_last_one_and_end_anew(
     assert log.read_bytes().startswith(first_line)
     assert "number_of_epochs: 2" in (folder / "hyperparams.yaml").read_text()
     assert "is a finished run of at least 2 epochs" in again(number_of_epochs=2)
-
-
-@pytest.mark.slow
-def test_a_clock_that_is_set_back_changes_no_run(again, folder, tmp_path, monkeypatch):
-    twin = shutil.copytree(folder, tmp_path / "twin")
-    longer = {"number_of_epochs": 3, "average_checkpoints": 2}
-    again(output_folder=twin, **longer)
-    now = time.time
-    monkeypatch.setattr("time.time", lambda: now() - 86400)
-    again(**longer)
-    kept = {
-        checkpoint.meta["epoch"]
-        for checkpoint in WholeCheckpointer(folder / "save").list_checkpoints()
-        if is_end_of_epoch(checkpoint)
-    }
-    assert kept == {2, 3}
-    assert_same_weights(folder, twin)
 
 
 def test_one_training_run_owns_its_folder(again, folder, finished):

@@ -362,7 +362,6 @@ BAD_FILES = [
         "ID,wav,start,stop,spk_id\nu,a,0,9,ann\nv,a,0,9,ann\nw,a,0,9,bob\n",
         r"utterance 3 \('w'\): it is the same audio as 'u', of 'ann' and of 'bob'",
     ),
-    ("a.csv", f"ID,wav,spk_id\n{'u' * 300},a,ann\n", "at most 255"),
     (
         "raw.list",
         '{"key": "u", "wav": "a", "spk": "ann", "vad": [[0, 1]]}',

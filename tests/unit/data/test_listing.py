@@ -183,8 +183,6 @@ class TestTrainingList:
                 r"lines 1 and 3: 'id1/a\.wav' is of the speakers 'id1' and 'id2'",
             ),
             ("id0 id00000/s00/no.wav\n", r"no\.wav cannot be read.*no such file"),
-            ("a b.wav\na " + "a" * 300 + ".wav\n", r"line 2: .* has a name of 304 b"),
-            ("a b.wav\na " + "x/" * 2100 + "a\n", r"line 2: .* has a path of 4201 by"),
         ],
     )
     def test_an_unusable_one_is_refused_with_its_line(

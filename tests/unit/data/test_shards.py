@@ -18,7 +18,6 @@ from speechbrain_rev.data import (
 )
 from speechbrain_rev.data.segments import Segment, file_of, find_segment
 from speechbrain_rev.data.shards import find_tar, members
-from speechbrain_rev.whole_files import open_regular
 from tests.unit.data.test_formats import write_tar
 
 LONG = "a" * 120 + "/" + "b" * 90 + "ü"
@@ -162,8 +161,7 @@ def test_what_is_no_file_in_the_tar_is_refused(name, kind, match, tmp_path):
 
 
 def test_every_truncation_of_a_tar_is_refused(tmp_path):
-    with open_regular(spoilt(tmp_path, bytes)) as file:
-        whole = file.read()
+    whole = spoilt(tmp_path, bytes).read_bytes()
     end = whole.rstrip(b"\0")
     for length in range(0, len(end), 97):
         (tmp_path / "cut.tar").write_bytes(whole[:length])

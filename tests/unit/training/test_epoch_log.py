@@ -31,18 +31,6 @@ def test_an_epoch_trained_again_replaces_its_line_and_those_after_it(tmp_path):
     assert [(row["epoch"], row["lr"]) for row in rows(tmp_path)] == [(1, 0.1), (2, 0.4)]
 
 
-def test_lines_that_were_cut_off_are_missed_once(tmp_path, caplog):
-    write(EpochLog(tmp_path), 1, 2, 3)
-    assert caplog.messages == []
-    path = tmp_path / epoch_log.LOG
-    path.write_text(path.read_text().splitlines(keepends=True)[0])
-    write(EpochLog(tmp_path), 4, 5)
-    (message,) = caplog.messages
-    assert message.endswith(
-        "1 epochs before epoch 4: the others were cut off or moved away."
-    )
-
-
 def test_curves_of_all_epochs_are_drawn_and_log_nothing(
     tmp_path, monkeypatch, undrawn, caplog
 ):
