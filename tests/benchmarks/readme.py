@@ -27,6 +27,7 @@ from .launches import CARDS
 from .launches import PLAIN as PLAIN_LAYERS
 from .optimizers import FORMS, KINDS
 from .optimizers import PLAIN as PLAIN_STATES
+from .shares import WITH
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +79,8 @@ CAPTIONS = {
     "planned": "Seconds of a step over those of the encoder in plain torch layers, also where these "
     "exceed the budget.\nMiB: the budget. Counterpart: resnet34 or df_resnet56 in plain torch "
     "layers.",
+    "shares": "Budget: a share of the stored step's peak. Time: seconds of a step over those of "
+    "a stored one.\nModes: of the plan that may choose all of them.",
     "joined": "MiB: memory per 2 s utterance. Batch: largest that fits an 11 GB GPU.\n"
     "Step time: estimated, over that of storing every block.",
     "selective": "MB: peak of a step. Time: seconds of a step over those of a stored one.",
@@ -628,6 +631,19 @@ def planned() -> str:
     return f"{table}\n\n{picture}(planned.png)"
 
 
+def shares() -> str:
+    """Show what plans cost at shares of the stored peak, a column for each set of modes."""
+    result = committed("shares")
+    shown: dict[tuple[str, float], dict[str, str]] = {}
+    columns = {"encoder": "{encoder}", "batch": "{batch}", "budget": "{share:.0%}"}
+    for row in result.rows:
+        cell = shown.setdefault((row["encoder"], row["share"]), cells(row, columns))
+        cell[f"time, {row['way']}"] = f"{row['times the baseline']:.2f}"
+        if row["way"] == WITH:
+            cell["modes"] = row["modes"]
+    return captioned(list(shown.values()), result)
+
+
 def planned_verdicts(rows: Sequence[Row]) -> list[str]:
     """List what is faster than the plan, at which batch, and what has other statistics."""
     cases: dict[tuple[str, int], dict[str, float]] = {}
@@ -685,6 +701,7 @@ def launches() -> str:
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "choosing_an_encoder.md": {"models": models},
     DOCS / "memory_plans.md": {
+        "shares": shares,
         "planned": planned,
         "joined": partial(columns_of, "joined"),
     },

@@ -79,6 +79,18 @@ ENGINE = [
         ENCODER("bits_of_storing and revnet46"),
     ),
     NORM_CODE(
+        "3: on a CPU parts of maps are normalised as whole ones are",
+        "    if not (x.is_contiguous() and out.is_contiguous()):\n",
+        "    if False:\n",
+        NORM("bits_are_those"),
+    ),
+    NORM_CODE(
+        "3: on a CPU normalisation adds eps twice",
+        "mean, torch.ones_like(mean), False, 0.0, 0.0, out=outputs",
+        "mean, torch.ones_like(mean), False, 0.0, 1e-5, out=outputs",
+        NORM("bits_are_those"),
+    ),
+    NORM_CODE(
         "8: processes do not share the gradients of statistics",
         "        dist.all_reduce(sums)\n",
         "",
