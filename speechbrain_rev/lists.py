@@ -1,4 +1,4 @@
-r"""Lists of utterances in text files: lines of fields, and names that stay in a folder.
+r"""Lists of utterances in text files: lines of fields.
 
 Fields of a line are separated by spaces or tabs. Where a name has spaces, tabs alone
 separate the fields of its line: ``1<tab>ann lee/a.wav<tab>ann lee/b.wav``.
@@ -7,95 +7,39 @@ separate the fields of its line: ``1<tab>ann lee/a.wav<tab>ann lee/b.wav``.
 from __future__ import annotations
 
 import gzip
-import io
-import os
+import re
 import zlib
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
+from pathlib import Path
+from typing import Any
 
 _BOM = "\ufeff"
+# Bytes that are no UTF-8; ASCII in UTF-16 is, with NUL as every second character.
+_NO_TEXT = re.compile("[\0\udc80-\udcff]")
 
 
-def read_text(path: str | Path, form: str) -> str:
-    r"""Read a text file in UTF-8, whatever ends its lines.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file. A byte order mark is left out.
-    form : str
-        What its lines must be, for the error.
-
-    Returns
-    -------
-    str
-        With ``\n`` at the end of lines.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read.
-    ValueError
-        If it is in another encoding; file and line are named.
+def read_lines(path: str | Path, form: str) -> list[str]:
+    r"""Read the lines of a list, as ``each_line`` does.
 
     Examples
     --------
     >>> path = getfixture("tmp_path") / "list.txt"
     >>> _ = path.write_bytes(b"\xef\xbb\xbfid1 a.wav\r\n")
-    >>> read_text(path, "'speaker path'")
-    'id1 a.wav\n'
+    >>> read_lines(path, "'speaker path'")
+    ['id1 a.wav']
     """
-    content = Path(path).read_bytes()
-    wrong, place = "", 0
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        wrong, place = error.reason, error.start
-    else:
-        if "\0" in text:
-            # ASCII in UTF-16 is valid UTF-8, every second character of which is this.
-            wrong, place = "it has NUL characters, as UTF-16 has", content.index(b"\0")
-    if wrong:
-        line = content.count(b"\n", 0, place) + 1
-        raise ValueError(
-            f"{path}, line {line}: no UTF-8 text ({wrong}). Save it as UTF-8, with lines "
-            f"{form}."
-        )
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    # Lists that were joined have one in the middle.
-    return "\n".join(line.removeprefix(_BOM) for line in lines)
-
-
-def read_lines(path: str | Path, form: str) -> list[str]:
-    """Read the lines of a list, without blank ones at its end.
-
-    Parameters
-    ----------
-    path, form
-        As of ``read_text``.
-
-    Returns
-    -------
-    list of str
-        None where the list is empty.
-
-    Raises
-    ------
-    OSError, ValueError
-        As ``read_text``.
-    """
-    text = read_text(path, form).rstrip()
-    return text.split("\n") if text else []
+    return list(each_line(path, form))
 
 
 def each_line(path: str | Path, form: str) -> Iterator[str]:
-    r"""Read the lines of a list one by one, of a .gz file too.
+    r"""Read the lines of a list one by one, whatever ends them, of a .gz file too.
 
     Parameters
     ----------
-    path, form
-        As of ``read_text``.
+    path : str or Path
+        The file, in UTF-8. Byte order marks are left out.
+    form : str
+        What its lines must be, for the error.
 
     Yields
     ------
@@ -104,8 +48,11 @@ def each_line(path: str | Path, form: str) -> Iterator[str]:
 
     Raises
     ------
-    OSError, ValueError
-        As ``read_text``, or if a .gz file is damaged or cut short.
+    OSError
+        If it cannot be read.
+    ValueError
+        If it is in another encoding, of which file and line are named, or a .gz file is
+        damaged or cut short.
 
     Examples
     --------
@@ -114,38 +61,29 @@ def each_line(path: str | Path, form: str) -> Iterator[str]:
     >>> list(each_line(path, "'path'"))
     ['a.wav', 'b.wav']
     """
+    opened: Any = gzip.open if Path(path).suffix.lower() == ".gz" else open
     blank = 0
-    with open(path, "rb") as opened:
-        file: BinaryIO = opened
-        if Path(path).suffix.lower() == ".gz":
-            file = cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=opened)))
-        try:
-            for number, content in enumerate(file, start=1):
-                line = _decoded(content, f"{path}, line {number}", form)
-                if not line:
+    try:
+        with opened(path, "rt", encoding="utf-8", errors="surrogateescape") as file:
+            for number, text in enumerate(file, start=1):
+                if _NO_TEXT.search(text):
+                    raise ValueError(
+                        f"{path}, line {number}: no UTF-8 text. Save it as UTF-8, with "
+                        f"lines {form}."
+                    )
+                # Lists that were joined have a mark in the middle.
+                line = text.removeprefix(_BOM).rstrip("\n")
+                if not line.strip():
                     blank += 1
                     continue
                 yield from [""] * blank
                 blank = 0
                 yield line
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(
-                f"{path} is damaged or cut short ({error}). Copy it again, or give the file "
-                "that is in it."
-            ) from error
-
-
-def _decoded(content: bytes, place: str, form: str) -> str:
-    wrong = "it has NUL characters, as UTF-16 has" if b"\0" in content else ""
-    try:
-        line = content.decode()
-    except UnicodeDecodeError as error:
-        wrong = error.reason
-    if wrong:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
-            f"{place}: no UTF-8 text ({wrong}). Save it as UTF-8, with lines {form}."
-        )
-    return line.removeprefix(_BOM).strip("\r\n")
+            f"{path} is damaged or cut short ({error}). Copy it again, or give the file "
+            "that is in it."
+        ) from error
 
 
 def split_line(line: str, count: int) -> list[str]:
@@ -226,42 +164,7 @@ def printable(text: str) -> str:
 
     Examples
     --------
-    >>> printable(os.fsdecode(b"caf\xe9.wav"))
+    >>> printable(b"caf\xe9.wav".decode(errors="surrogateescape"))
     'caf\\udce9.wav'
     """
     return text.encode(errors="backslashreplace").decode()
-
-
-def way_out(folder: str | Path, name: str, *, within: str | Path | None = None) -> str:
-    """Say how a name leads out of a folder.
-
-    Parameters
-    ----------
-    folder : str or Path
-        That the name is relative to.
-    name : str
-        Of a file, as a list has it.
-    within : str or Path, optional
-        Where files may be; ``folder`` by default, which lies in it.
-
-    Returns
-    -------
-    str
-        Empty where it stays in.
-
-    Examples
-    --------
-    >>> folder = getfixture("tmp_path")
-    >>> way_out(folder, "id1/a.wav"), way_out(folder, "../id1/a.wav")
-    ('', 'has ..')
-    """
-    pure = PurePosixPath(name)
-    if pure.is_absolute():
-        return "is absolute"
-    if ".." in pure.parts:
-        return "has .."
-    real = os.path.realpath(os.path.join(folder, name))
-    inside = os.path.realpath(folder if within is None else within)
-    if os.path.commonpath([real, inside]) != inside:
-        return f"leads through a link to {real}"
-    return ""

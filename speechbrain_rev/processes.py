@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -107,40 +107,6 @@ def _several() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-class ProcessPlace(NamedTuple):
-    """Which process this is, and of how many.
-
-    Attributes
-    ----------
-    rank : int
-        Counted from 0, which is the main process.
-    processes : int
-        How many there are.
-
-    Example
-    -------
-    >>> ProcessPlace(1, 4).is_main
-    False
-    """
-
-    rank: int
-    processes: int
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process prints and writes the results of all."""
-        return self.rank == 0
-
-    def wait(self) -> None:
-        """Wait until all processes have come here."""
-        if self.processes > 1:
-            torch.distributed.barrier()
-
-
-#: Where there are no others.
-ALONE = ProcessPlace(0, 1)
-
-
 def _local_rank() -> int | None:
     """Return the number of this process on its machine; None if torchrun started none."""
     rank = os.environ.get("LOCAL_RANK")
@@ -148,27 +114,22 @@ def _local_rank() -> int | None:
 
 
 @contextmanager
-def joined() -> Iterator[ProcessPlace]:
+def joined() -> Iterator[None]:
     """Join the other processes, if torchrun started any.
 
     They exchange little, and that with gloo, on GPUs too.
 
-    Yields
-    ------
-    ProcessPlace
-        Of this process.
-
     Example
     -------
-    >>> with joined() as place:
-    ...     print(place)
-    ProcessPlace(rank=0, processes=1)
+    >>> with joined():
+    ...     print(process_rank(), process_count())
+    0 1
     """
     if _local_rank() is None:
-        yield ALONE
+        yield
         return
     torch.distributed.init_process_group("gloo", timeout=_PATIENCE)
-    yield ProcessPlace(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    yield
     # One that fails leaves it to torchrun to end the others.
     torch.distributed.destroy_process_group()
 

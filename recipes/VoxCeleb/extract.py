@@ -27,7 +27,7 @@ from speechbrain_rev.inference.evaluation import (
     files_of_run,
     unfinished,
 )
-from speechbrain_rev.processes import joined, own_device
+from speechbrain_rev.processes import joined, own_device, process_rank
 
 EXAMPLES = (
     "python recipes/VoxCeleb/extract.py results/df_revnet281/1986",
@@ -97,17 +97,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     device = own_device(options.device)
     embedder = SpeakerEmbedder.from_run(options.run_folder, device=device)
-    with joined() as place:
+    with joined():
         made = extract(
             embedder,
             options.run_folder,
             trials,
             cohort,
             channels=channels_of_run(options.run_folder),
-            place=place,
         )
-    if place.is_main and (early := unfinished(options.run_folder)):
-        print(early)
+        if process_rank() == 0 and (early := unfinished(options.run_folder)):
+            print(early)
     for path, archive in made.items():
         utterances, dim = archive.embeddings.shape
         print(f"{path}: {utterances} embeddings of {dim} dimensions")

@@ -38,9 +38,9 @@ from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.packing import pack
 from speechbrain_rev.data.preparation import prepare
 from speechbrain_rev.data.reading import MIX
+from speechbrain_rev.files import check_writable
 from speechbrain_rev.hparams import compose, plain_settings
 from speechbrain_rev.training.run_settings import owned
-from speechbrain_rev.whole_files import check_writable
 
 
 def main(argv: Sequence[str] | None = None) -> None:

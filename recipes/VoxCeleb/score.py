@@ -22,7 +22,7 @@ from pathlib import Path
 from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.cli.options import COMPUTES, READS
 from speechbrain_rev.inference.evaluation import REPLICATES, score_file, score_run
-from speechbrain_rev.processes import joined
+from speechbrain_rev.processes import joined, process_rank
 
 EXAMPLES = (
     "python recipes/VoxCeleb/score.py results/df_revnet281/1986",
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = command_line()
     options = parser.parse_args(argv)
     run, file = options.run_folder, options.from_scores
-    with joined() as place:
+    with joined():
         if run:
             report = score_run(
                 run,
@@ -92,13 +92,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                 cohort_top_n=options.cohort_top_n,
                 subtract_mean=options.subtract_mean,
                 replicates=options.bootstrap,
-                place=place,
             )
             written = (
                 f"{run / 'scores'}: results.json, det.png and the scores of each list"
             )
         else:
-            report = score_file(file, options.bootstrap) if place.is_main else None
+            report = (
+                score_file(file, options.bootstrap) if process_rank() == 0 else None
+            )
             written = f"{file}.json, {file}.png"
     if report is not None:
         print("\n".join([*report.remarks, report.table(), written]))

@@ -60,6 +60,7 @@ from speechbrain_rev.data.preparation import (
     read_prepared,
     write_missing_sums,
 )
+from speechbrain_rev.files import check_writable
 from speechbrain_rev.hparams import OptimizerWarning, compose, plain_settings
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
 from speechbrain_rev.lobes.checkpointer import CHANNELS, KeptArithmetic
@@ -91,7 +92,6 @@ from speechbrain_rev.training.run_settings import (
     start_from,
     write_hyperparams,
 )
-from speechbrain_rev.whole_files import check_writable
 
 DRY_RUN = ("--dry_run", "--dry-run")
 

@@ -37,6 +37,7 @@ from speechbrain_rev import plots, scoring
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.catalog import counted_peaks
 from speechbrain_rev.data import open_corpus, read_manifest
+from speechbrain_rev.files import read_rows
 from speechbrain_rev.inference import (
     FbankStatistics,
     SpeakerEmbedder,
@@ -53,7 +54,6 @@ from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner import live_bytes_peak
 from speechbrain_rev.planner.timing import interleaved_seconds
 from speechbrain_rev.sizes import MIB
-from speechbrain_rev.whole_files import read_rows
 
 REPOSITORY = Path(__file__).parents[2]
 #: Reversible encoders of one kind by their layers, on 200 frames (2 seconds) of 80 mel

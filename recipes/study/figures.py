@@ -34,7 +34,7 @@ from paired import (
 
 from speechbrain_rev import scoring
 from speechbrain_rev.data import VoxCelebFolder
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.files import write_whole
 
 SETTING, MARGINS, MEASURES = "setting.json", "margins.json", "measures.json"
 RESULTS, EPOCHS, ORIGIN = "results.json", "train_log.jsonl", "origin.json"

@@ -32,10 +32,9 @@ from speechbrain_rev.cli import run_script
 from speechbrain_rev.data import ChunkBatch
 from speechbrain_rev.devices import device_name
 from speechbrain_rev.environment import environment
-from speechbrain_rev.locks import writing_alone
+from speechbrain_rev.files import write_whole, writing_alone
 from speechbrain_rev.planner import breakdown
 from speechbrain_rev.training import ValidatedEpochs
-from speechbrain_rev.whole_files import write_whole
 
 
 def main() -> None:

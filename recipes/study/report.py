@@ -25,8 +25,8 @@ from figures import EER, EPOCHS, MEASURES, METHOD, RESULTS, YES, read_archive
 from pictures import Difference, curves_over_seeds, forest_plot
 
 from speechbrain_rev.cli import run_script
+from speechbrain_rev.files import write_whole
 from speechbrain_rev.sizes import MIB
-from speechbrain_rev.whole_files import write_whole
 
 #: Of a test; a verdict that holds at it when corrected for the number of tests is bold.
 LEVEL = 0.05

@@ -39,6 +39,7 @@ from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.data import audio_files, open_corpus, read_manifest
 from speechbrain_rev.devices import named_device
+from speechbrain_rev.files import digest_of, read_rows, write_whole, writing_alone
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder
 from speechbrain_rev.inference.evaluation import (
@@ -48,8 +49,6 @@ from speechbrain_rev.inference.evaluation import (
     trial_files,
 )
 from speechbrain_rev.inference.run_folder import read_settings
-from speechbrain_rev.locks import writing_alone
-from speechbrain_rev.whole_files import digest_of, read_rows, write_whole
 
 REPOSITORY = Path(__file__).parents[2]
 HPARAMS = REPOSITORY / "hparams" / "minivox.yaml"
@@ -259,7 +258,7 @@ def keep_setting(schedule: Schedule, size: str, *, may_be_part: bool = False) ->
             for run in schedule.runs()
         },
         "hparams": _plain_settings(),
-        "lists": {one.name: digest_of(one, "sha256") for one in lists},
+        "lists": {one.name: digest_of(one) for one in lists},
         "noise": noise and _names_below(noise),
     }
     wanted = json.loads(json.dumps(wanted))

@@ -15,7 +15,7 @@ from speechbrain_rev import __version__
 from speechbrain_rev.cli import corpora, encoders, exports, plans, speakers
 from speechbrain_rev.cli.options import READS
 from speechbrain_rev.cli.spelling import ArgumentParser
-from speechbrain_rev.whole_files import is_of_disk
+from speechbrain_rev.files import is_of_disk
 
 # What to do where memory ran out; commands that run tensors name their own options.
 _LESS_MEMORY = "End what else uses it, and try again."

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from speechbrain_rev.cli.options import OUTPUT, READS
-from speechbrain_rev.whole_files import check_file
+from speechbrain_rev.files import check_file
 
 # Of weights and programs, which nobody means as a folder's name.
 _OF_FILES = (".pt", ".pth", ".pt1", ".ckpt", ".safetensors", ".torchscript")

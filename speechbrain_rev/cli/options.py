@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from speechbrain_rev.devices import usable_cpus
+from speechbrain_rev.files import check_file
 from speechbrain_rev.heads import HEAD, HEAD_OF, Head
-from speechbrain_rev.whole_files import check_file
 
 if TYPE_CHECKING:
     from speechbrain_rev.catalog.render import Report

@@ -25,7 +25,7 @@ from speechbrain_rev.cli.options import (
     show,
     workers_for,
 )
-from speechbrain_rev.whole_files import check_file
+from speechbrain_rev.files import check_file
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from speechbrain_rev.cli.options import COMPUTES, OUTPUT, READS
-from speechbrain_rev.whole_files import check_file, check_writable
+from speechbrain_rev.files import check_file, check_writable
 
 if TYPE_CHECKING:
     from speechbrain_rev.inference import EnrolledSpeaker, SpeakerEmbedder

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.files import write_whole
 
 from .checking import check_files, find_copies
 from .corpus import located

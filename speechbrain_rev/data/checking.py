@@ -13,8 +13,8 @@ import torch
 from tqdm import tqdm
 
 from speechbrain_rev.bars import progress_bar
+from speechbrain_rev.files import write_whole
 from speechbrain_rev.lists import is_listable, printable
-from speechbrain_rev.whole_files import write_whole
 
 from .corpus import (
     AUDIO_SUFFIXES,

@@ -19,7 +19,7 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.files import write_whole
 
 _AT_ONCE = 2**16
 

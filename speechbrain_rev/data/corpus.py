@@ -24,12 +24,11 @@ from functools import partial
 from hashlib import blake2b
 from heapq import nsmallest
 from itertools import groupby, islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Event
 from typing import ClassVar, Protocol, TypeVar
 
-from speechbrain_rev.lists import read_lines, way_out
-from speechbrain_rev.whole_files import check_path
+from speechbrain_rev.lists import read_lines
 
 from .manifest import Cause
 from .packed import find_packed
@@ -92,7 +91,6 @@ def audio_files(
     ValueError
         If the folder does not exist, is no path or holds no such file.
     """
-    check_path(folder, "audio of a folder", "Give a folder of files.")
     folder = Path(folder)
     if files_below(folder) is None:
         raise ValueError(f"There is no folder {folder}. Give one with files of audio.")
@@ -256,7 +254,7 @@ class OutsideError(ValueError):
     name : str
         Of a file.
     why : str
-        How it leads out, as ``way_out`` puts it.
+        How it leads out, in a few words.
     within : str or Path
         Where files may be.
     path : Path
@@ -294,9 +292,22 @@ def inside(root: Path, name: str, *, within: str | Path | None) -> Path:
     >>> inside(Path("wav"), "id1/a.wav", within="wav").as_posix()
     'wav/id1/a.wav'
     """
-    if within is not None and (why := way_out(root, name, within=within)):
+    if within is not None and (why := _way_out(root, name, within)):
         raise OutsideError(name, why, within, root / name)
     return root / name
+
+
+def _way_out(root: Path, name: str, within: str | Path) -> str:
+    """Say how a name leads out; nothing where it stays in."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute():
+        return "is absolute"
+    if ".." in pure.parts:
+        return "has .."
+    real, allowed = os.path.realpath(root / name), os.path.realpath(within)
+    if os.path.commonpath([real, allowed]) != allowed:
+        return f"leads through a link to {real}"
+    return ""
 
 
 class Corpus(Protocol):

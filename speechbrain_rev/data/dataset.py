@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from speechbrain_rev.devices import usable_cpus
+from speechbrain_rev.processes import process_count, process_rank
 from speechbrain_rev.scoring import Trials
 
 from .corpora import open_corpus
@@ -365,8 +366,6 @@ def train_loader(hparams: Mapping[str, Any]) -> DataLoader[Any]:
     ValueError
         If the processes cannot share a step, or there is not one batch.
     """
-    distributed = torch.distributed.is_initialized()
-    world_size = torch.distributed.get_world_size() if distributed else 1
     utterances = read_manifest(Path(hparams["save_folder"], TRAIN))
     dataset = ChunkDataset(
         utterances,
@@ -383,8 +382,8 @@ def train_loader(hparams: Mapping[str, Any]) -> DataLoader[Any]:
         hparams["batch_size"],
         steps=hparams["steps_per_epoch"],
         seed=hparams["seed"],
-        rank=torch.distributed.get_rank() if distributed else 0,
-        world_size=world_size,
+        rank=process_rank(),
+        world_size=process_count(),
     )
     return DataLoader(
         dataset,

@@ -11,14 +11,14 @@ import csv
 import io
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
 
-from speechbrain_rev.lists import each_line, read_lines, read_text
+from speechbrain_rev.files import parse_json, refusing
+from speechbrain_rev.lists import each_line, read_lines
 
 from .corpus import AUDIO_SUFFIXES, OTHER_SUFFIXES
 from .manifest import RESERVED
@@ -171,7 +171,7 @@ def _refuse_seconds(duration: object, samples: int) -> None:
 
 def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Give the fields of each row, and where it stands."""
-    text = read_text(path, "ID,duration,wav,start,stop,spk_id")
+    text = "\n".join(each_line(path, "ID,duration,wav,start,stop,spk_id"))
     if path.suffix.lower() == ".json":
         rows = _json(text, str(path))
         for name, given in rows.items():
@@ -669,15 +669,8 @@ def _is_part(
 
 
 def _json(text: str, place: str) -> dict[str, object]:
-    try:
-        given = json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{place}: it is no JSON that is taken ({error}). Write it again."
-        ) from error
-    if not isinstance(given, dict):
-        raise ValueError(f"{place}: {text[:60]!r} is no JSON object. Write it again.")
-    return given
+    with refusing(f"{place}: it is no JSON object", "Write it again."):
+        return {**parse_json(text)}
 
 
 def _objects(
@@ -687,15 +680,6 @@ def _objects(
     for number, line in enumerate(lines, start=1):
         place = f"{path}, line {number}"
         yield place, _json(line, place)
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Make an object of its fields, each of which is there once."""
-    given = dict(pairs)
-    if len(given) < len(pairs):
-        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{twice!r} is there twice")
-    return given
 
 
 def _text(given: Mapping[str, object], key: str) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from speechbrain.dataio.encoder import CategoricalEncoder
 
+from speechbrain_rev.files import check_sum, write_whole
 from speechbrain_rev.lists import read_lines
-from speechbrain_rev.whole_files import check_sum, write_whole
 
 
 def read_labels(path: str | Path) -> dict[str, int]:

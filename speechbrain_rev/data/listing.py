@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from speechbrain_rev.bars import progress_bar
+from speechbrain_rev.files import digest_of
 from speechbrain_rev.lists import (
     joined_line,
     printable,
@@ -28,7 +29,6 @@ from speechbrain_rev.lists import (
 )
 from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.scoring.trials import models_file
-from speechbrain_rev.whole_files import digest_of
 
 from .corpora import find_files, list_files, open_corpus
 from .corpus import Corpus, VoxCelebFolder, located
@@ -171,15 +171,13 @@ class DataSettings:
             # Lists depend on a segment's length only where short utterances are left out.
             del given["short"], given["sentence_len"]
         if tables := list_files(self.data_folder):
-            given["data_lists"] = {str(p): digest_of(p, "blake2b") for p in tables}
+            given["data_lists"] = {str(p): digest_of(p) for p in tables}
         for name in ("train_list", "valid_trials", "trial_lists"):
             lists = given[name] if name == "trial_lists" else _paths_given(given[name])
-            given[name] = {
-                str(path): digest_of(_existing(path), "blake2b") for path in lists
-            }
+            given[name] = {str(path): digest_of(_existing(path)) for path in lists}
             if name != "train_list":
                 also = [file for path in lists if (file := models_file(path))]
-                given[name] |= {str(p): digest_of(p, "blake2b") for p in also}
+                given[name] |= {str(p): digest_of(p) for p in also}
         return given
 
 

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.lists import read_text
-from speechbrain_rev.whole_files import (
-    check_path,
+from speechbrain_rev.files import (
     check_sum,
     digest_of,
     opened_whole,
 )
+from speechbrain_rev.lists import read_lines
 
 from .columns import GrowingTexts, Rows, TextColumn, map_columns, save_columns
 
@@ -319,7 +318,7 @@ def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
             rows.writerow([one.ID, one.wav, one.samples, one.spk_id, *further])
         text.detach()
     manifest = Manifest.of(_rows(path))
-    manifest.save(f"{path}{MAPPED}", {"manifest": digest_of(path, "blake2b")})
+    manifest.save(f"{path}{MAPPED}", {"manifest": digest_of(path)})
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -351,11 +350,10 @@ def read_manifest(path: str | Path) -> Manifest:
     >>> read_manifest(path)[0].samples
     16000
     """
-    check_path(path, "a manifest")
     if not Path(path).is_file():
         raise ValueError(f"There is no manifest {path}. Prepare the data first.")
     check_sum(path)
-    mapped, digest = Path(f"{path}{MAPPED}"), digest_of(path, "blake2b")
+    mapped, digest = Path(f"{path}{MAPPED}"), digest_of(path)
     if mapped.is_file():
         try:
             check_sum(mapped)
@@ -401,7 +399,7 @@ def _rows(path: str | Path) -> Iterator[Utterance]:
                 yield _utterance(given, labels, place)
         except UnicodeDecodeError:
             # It names the line; to be read once more is for files that are refused only.
-            read_text(path, ",".join(wanted))
+            read_lines(path, ",".join(wanted))
             raise
         except csv.Error as error:
             raise ValueError(

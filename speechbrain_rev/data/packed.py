@@ -18,8 +18,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.whole_files import check_path
-
 from .columns import TextColumn, map_columns
 
 SUFFIX = ".packed"
@@ -307,7 +305,6 @@ def find_packed(path: str | os.PathLike[str]) -> tuple[PackedAudio, str] | None:
     ValueError
         If it should, by its name, and there is none that can be read.
     """
-    check_path(path, "audio", "What soundfile.read gives of it can be embedded.")
     text = os.fspath(path)
     if SUFFIX not in text:
         return None

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from speechbrain_rev.bars import progress_bar
-from speechbrain_rev.locks import LOCK, locked
-from speechbrain_rev.processes import interrupted_while
-from speechbrain_rev.whole_files import (
-    clear_unfinished,
-    naming,
+from speechbrain_rev.files import (
+    LOCK,
+    locked,
+    naming_full_disk,
+    parse_json,
     write_whole,
 )
+from speechbrain_rev.processes import interrupted_while
 
 from .checking import read_checked, report_problems
 from .columns import TextColumn, save_columns
@@ -120,7 +121,6 @@ class Packing:
             files.enter_context(locked(place, str(self.folder), "packing"))
             # Here: one that was killed at its end left a lock, which goes with this one.
             self._refuse_packed()
-            clear_unfinished(self.folder)
             self._journal = files.enter_context((self.folder / JOURNAL).open("a+b"))
             self._samples = files.enter_context((self.folder / SAMPLES).open("ab"))
             self._go_on()
@@ -261,7 +261,7 @@ class Packing:
         about, rows, number = None, {}, 0
         try:
             for number, line in enumerate(text.splitlines(), start=1):
-                one = json.loads(line)
+                one = parse_json(line)
                 if number == 1:
                     if not isinstance(one, dict):
                         raise ValueError(f"{one!r} does not say what is packed")
@@ -281,7 +281,7 @@ class Packing:
 
     def _named(self) -> contextlib.AbstractContextManager[None]:
         advice = "Free some space, or mend what is wrong; the same command goes on where it was."
-        return naming(self.folder, advice)
+        return naming_full_disk(self.folder, advice)
 
 
 def _sum_of(row: list[Any]) -> int:

@@ -28,18 +28,19 @@ from typing import Any, cast
 
 from tqdm import tqdm
 
-from speechbrain_rev.hparams.document import dump
-from speechbrain_rev.lists import read_lines, split_line
-from speechbrain_rev.processes import interrupted_while
-from speechbrain_rev.whole_files import (
+from speechbrain_rev.files import (
     SUMS,
     check_sum,
-    clear_unfinished,
     digest_of,
+    read_json,
+    refusing,
     sums_in,
     write_sums,
     write_whole,
 )
+from speechbrain_rev.hparams.document import dump
+from speechbrain_rev.lists import read_lines, split_line
+from speechbrain_rev.processes import interrupted_while
 
 from .accounting import (
     LOST,
@@ -225,7 +226,6 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
         if _WEIGHTS in sums_in(save_folder):
             return read_prepared(save_folder)
     save_folder.mkdir(parents=True, exist_ok=True)
-    clear_unfinished(save_folder)
     with interrupted_while(
         f"in the listing of {settings.data_folder}, before any training. The same "
         "command lists it anew."
@@ -324,7 +324,7 @@ def write_missing_sums(save_folder: str | Path) -> None:
         return
     paths = [Path(save_folder, n) for n in (*LISTS, f"{TRAIN}{MAPPED}", RECORD)]
     # The disk may have been too full for the mapped rows.
-    new = {path.name: digest_of(path, "sha256") for path in paths if path.exists()}
+    new = {path.name: digest_of(path) for path in paths if path.exists()}
     write_sums(save_folder, {**sums, **new})
 
 
@@ -367,16 +367,15 @@ def _record(save_folder: str | Path) -> dict[str, Any]:
     """Read the record of what the lists in a save folder were made of."""
     path = Path(save_folder, RECORD)
     check_sum(path)
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    with refusing(
+        f"{path} is damaged",
+        "Bring back the file as it was; where no run has begun, deleting it lists the "
+        "data anew.",
+    ):
+        record: dict[str, Any] = read_json(path)
         if lacking := sorted(_ENTRIES - record.keys()):
             raise ValueError(f"it lacks {', '.join(lacking)}")
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged ({error}). Bring back the file as it was; where no "
-            "run has begun, deleting it lists the data anew."
-        ) from error
-    return record
+        return record
 
 
 def _contents(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ import torch
 from numpy.typing import NDArray
 
 from speechbrain_rev.lists import printable
-from speechbrain_rev.whole_files import check_path
 
 from .lengths import open_bytes, opened, report_cut
 from .m4a import SUFFIX as M4A
@@ -461,7 +460,6 @@ def read_first_channel(
 @contextlib.contextmanager
 def _opened(path: str | Path) -> Iterator[_Opened]:
     """Open audio, wherever it is; every problem becomes the same kind of error."""
-    check_path(path, "audio", "What soundfile.read gives of it can be embedded.")
     if segment := find_segment(path):
         with _opened(segment.recording) as whole:
             yield _OfSegment(whole, segment)

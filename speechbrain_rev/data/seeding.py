@@ -18,6 +18,7 @@ from speechbrain.utils.checkpoints import (
     register_checkpoint_hooks,
 )
 
+from speechbrain_rev.files import read_json
 from speechbrain_rev.processes import gathered, process_rank
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ def read_step(
     7
     """
     try:
-        written = json.loads(Path(path).read_text(encoding="utf-8"))
+        written = read_json(path)
         step = int(written["step"])
         if steps_per_epoch is None:
             return step

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speechbrain_rev.whole_files import check_path, opened_whole
+from speechbrain_rev.files import opened_whole
 
 _MAX_CHARACTERS = 500
 
@@ -219,7 +219,6 @@ class EmbeddingArchive:
             If it is no archive of embeddings: damaged, with other arrays or types, a name
             that is missing or there twice, or an embedding that is not finite.
         """
-        check_path(path, "an archive of embeddings")
         if not Path(path).is_file():
             raise FileNotFoundError(
                 f"There are no embeddings at {path}. Run recipes/VoxCeleb/extract.py "

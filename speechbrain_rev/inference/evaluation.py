@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from speechbrain_rev import plots, scoring
 from speechbrain_rev.data import Corpus, VoxCelebFolder, open_corpus, read_manifest
 from speechbrain_rev.data.corpora import ListedFiles, find_files
+from speechbrain_rev.files import sums_in, write_whole
 from speechbrain_rev.inference import (
     Cohort,
     EmbeddingArchive,
@@ -32,8 +33,7 @@ from speechbrain_rev.inference import (
     embed_share,
 )
 from speechbrain_rev.inference.audio import Channels
-from speechbrain_rev.processes import ALONE, ProcessPlace, shared_rows
-from speechbrain_rev.whole_files import sums_in, write_whole
+from speechbrain_rev.processes import gathered, process_count, process_rank, shared_rows
 
 from .run_folder import (
     LAST_WEIGHTS,
@@ -338,7 +338,6 @@ def extract(
     cohort: Mapping[str, str | Path],
     *,
     channels: Channels = "mean",
-    place: ProcessPlace = ALONE,
 ) -> dict[Path, EmbeddingArchive]:
     """Embed both sets into a folder; files of other rates are resampled.
 
@@ -352,8 +351,6 @@ def extract(
         Files by name.
     channels : "mean", int or None
         What to do with files of several channels, as ``channels_of_run`` says.
-    place : ProcessPlace
-        Of this process among those that share the work.
 
     Returns
     -------
@@ -365,12 +362,19 @@ def extract(
     archives = {}
     for name, files in ((TRIALS, trials), (COHORT, cohort)):
         path = Path(folder, name)
-        if place.processes > 1:
-            embed_share(path, embedder, files, channels=channels, **place._asdict())
-            place.wait()
-        if place.is_main:
+        if process_count() > 1:
+            embed_share(
+                path,
+                embedder,
+                files,
+                channels=channels,
+                rank=process_rank(),
+                processes=process_count(),
+            )
+            gathered(None)  # all shares are written
+        if process_rank() == 0:
             archives[path] = embed_into(path, embedder, files, channels=channels)
-    if place.is_main:
+    if process_rank() == 0:
         archives |= _narrowed(Path(folder, COHORT), archives[Path(folder, COHORT)])
     return archives
 
@@ -436,7 +440,6 @@ def score(
     cohort_top_n: int = 600,
     subtract_mean: bool = False,
     replicates: int = REPLICATES,
-    place: ProcessPlace = ALONE,
 ) -> ScoreReport | None:
     """Score trial lists with the embeddings in a folder, by cosine and AS-Norm.
 
@@ -484,7 +487,7 @@ def score(
         tested = np.concatenate([tested, *models])
     statistics = partial(scoring.cohort_statistics, cohort=cohort.means, top_n=top_n)
     mean_and_std = shared_rows(statistics, tested)
-    if not place.is_main:
+    if process_rank():
         return None
     remarks = []
     if top_n < cohort_top_n:
@@ -601,7 +604,6 @@ def score_run(
     cohort_top_n: int | None = None,
     subtract_mean: bool = False,
     replicates: int = REPLICATES,
-    place: ProcessPlace = ALONE,
 ) -> ScoreReport | None:
     """Score a run's trial lists with its embeddings.
 
@@ -615,7 +617,7 @@ def score_run(
         Where the training data are now, if the run's lists moved with them.
     cohort_top_n : int, optional
         Instead of the run's.
-    subtract_mean, replicates, place
+    subtract_mean, replicates
         As of ``score``.
 
     Returns
@@ -641,7 +643,6 @@ def score_run(
         cohort_top_n=settings["cohort_top_n"] if cohort_top_n is None else cohort_top_n,
         subtract_mean=subtract_mean,
         replicates=replicates,
-        place=place,
     )
     early = unfinished(run)
     if report is None or not early:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,14 @@ from torch import Tensor
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.files import (
+    check_sum,
+    digest_of,
+    folder_whole,
+    read_json,
+    write_sums,
+    write_whole,
+)
 from speechbrain_rev.heads import HEAD_OF, HEADS
 from speechbrain_rev.inference.model_folder import (
     ASSUMED,
@@ -72,14 +79,6 @@ from speechbrain_rev.inference.verification import (
 from speechbrain_rev.lobes.checkpointer import CHECKSUMS, verify_checkpoint
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.scoring import measures_in
-from speechbrain_rev.whole_files import (
-    check_path,
-    check_sum,
-    digest_of,
-    folder_whole,
-    write_sums,
-    write_whole,
-)
 
 #: Settings of the run that the model card lists, where the run has them. None is a path.
 DESCRIBED = (
@@ -484,7 +483,6 @@ def convert_from_speechbrain(
         If a file is anything else than what an exported model has, the folder has
         ``embedding_model.safetensors`` already, or ``out`` is there and not empty.
     """
-    check_path(source, "a model", "Give its folder.")
     settings, weights = read_checkpoint_model(source)
     folder = Path(source) if Path(source).is_dir() else Path(source).parent
     copied = (CARD, LABELS, COHORT, THRESHOLDS)
@@ -536,7 +534,7 @@ def _export(run: Path, out: Path, listed: Path, speeds: int | None) -> list[str]
     prepared = None
     if by_our_recipe(run):
         check_sum(run / PREPARED)
-        prepared = json.loads((run / PREPARED).read_text(encoding="utf-8"))
+        prepared = read_json(run / PREPARED)
     names = list_names(results, prepared)
     thresholds = thresholds_of(results, names).known if results else ()
     missing = _missing(run, objects, weights, cohort, results, thresholds)
@@ -568,7 +566,7 @@ def _export(run: Path, out: Path, listed: Path, speeds: int | None) -> list[str]
 def _finish(folder: Path) -> None:
     """Write the checksums, and refuse to hand out what cannot be loaded."""
     files = sorted(folder.iterdir())
-    write_sums(folder, {path.name: digest_of(path, "sha256") for path in files})
+    write_sums(folder, {path.name: digest_of(path) for path in files})
     read_model(folder)
     read_thresholds(folder)
     if (folder / COHORT).exists():

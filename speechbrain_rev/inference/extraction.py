@@ -21,6 +21,7 @@ from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.data.corpus import AUDIO_SUFFIXES, files_below, is_hidden
 from speechbrain_rev.data.packed import find_packed
 from speechbrain_rev.data.segments import file_of
+from speechbrain_rev.files import check_file, writing_alone
 from speechbrain_rev.inference.archive import (
     EmbeddingArchive,
     check_format,
@@ -37,9 +38,7 @@ from speechbrain_rev.inference.audio import (
 from speechbrain_rev.inference.running import check_window
 from speechbrain_rev.inference.speaker import SpeakerEmbedder
 from speechbrain_rev.lists import printable
-from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.processes import interrupted_while
-from speechbrain_rev.whole_files import check_file, check_path, clear_unfinished
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +97,6 @@ def embed_into(
     path = Path(path)
     _check_work(path, embedder, files)
     with writing_alone(path):
-        clear_unfinished(path.parent, path.name)
         parts = [part for part in _parts(path) if _is_own(part, embedder.fingerprint)]
         wanted = {n: _source(file, channels, window) for n, file in files.items()}
         rows: _Rows = {}
@@ -388,10 +386,9 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
     >>> list(listing.files), listing.others
     (['a.FLAC', 'b.wav'], {'.txt': 1})
     """
-    # Bytes and open files are iterable, and hold no paths.
-    alone = isinstance(audio, (str, PathLike, bytes)) or hasattr(audio, "read")
-    given = audio if isinstance(audio, Iterable) and not alone else [audio]
-    places = [_place(one) for one in given]
+    alone = isinstance(audio, (str, PathLike))
+    given = [audio] if isinstance(audio, (str, PathLike)) else audio
+    places = [*map(Path, given)]
     files: dict[str, Path] = {}
     others: Counter[str] = Counter()
     for place in places:
@@ -417,16 +414,6 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
             f"name ends in {', '.join(AUDIO_SUFFIXES)}. {listing.passed_over()}".rstrip()
         )
     return listing
-
-
-def _place(audio: object) -> Path:
-    check_path(
-        audio,
-        "audio of a folder or a list",
-        "Of an open file, SpeakerEmbedder.embed takes what soundfile.read gives.",
-    )
-    assert isinstance(audio, (str, PathLike))
-    return Path(audio)
 
 
 def look_through(

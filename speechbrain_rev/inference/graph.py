@@ -30,6 +30,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torchaudio.compliance import kaldi
 
+from speechbrain_rev.files import check_file, write_whole
 from speechbrain_rev.inference.audio import MINIMUM_SECONDS
 from speechbrain_rev.inference.front_ends import (
     FULL_SCALE,
@@ -44,7 +45,6 @@ from speechbrain_rev.inference.trained import Trained, read_trained
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.inference_form import inference_form
 from speechbrain_rev.lobes.pooling import is_quantized
-from speechbrain_rev.whole_files import check_file, write_whole
 
 # Of torchaudio's kaldi.fbank, whose defaults front_ends leaves as they are.
 _PREEMPHASIS, _LOW_HZ = 0.97, 20.0

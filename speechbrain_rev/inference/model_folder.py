@@ -28,6 +28,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from speechbrain_rev.files import SUMS, check_sum
 from speechbrain_rev.heads import CORRECTIONS, HEADS, POOLINGS
 from speechbrain_rev.hparams.knobs import KNOBS, Knob
 from speechbrain_rev.inference.archive import fingerprint_of
@@ -50,7 +51,6 @@ from speechbrain_rev.inference.untrusted import (
 )
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.lobes.pretrained import unwrapped
-from speechbrain_rev.whole_files import SUMS, check_sum
 
 ENCODER_SETTINGS = (
     "arch",

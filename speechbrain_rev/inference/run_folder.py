@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -26,6 +27,14 @@ from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
 
 from speechbrain_rev.data import SpeakerAugment
+from speechbrain_rev.files import (
+    check_sum,
+    folder_whole,
+    parse_json,
+    refusing,
+    write_whole,
+    writing_alone,
+)
 from speechbrain_rev.heads import HEADS, head_of
 from speechbrain_rev.inference.archive import fingerprint_of
 from speechbrain_rev.inference.untrusted import (
@@ -37,7 +46,6 @@ from speechbrain_rev.inference.untrusted import (
     own_file,
     plain_values,
     short,
-    strict_json,
 )
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.checkpointer import (
@@ -50,9 +58,7 @@ from speechbrain_rev.lobes.classifier import (
     build_classifier,
     build_loss,
 )
-from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.scoring import MEASURES
-from speechbrain_rev.whole_files import check_sum, folder_whole, write_whole
 
 RESULTS = "scores/results.json"
 
@@ -84,18 +90,15 @@ def read_results(folder: Path) -> dict[str, Any] | None:
         return None
     with open_own(folder, RESULTS) as file:
         content = file.read(_MAX_BYTES + 1)
-    try:
+    with refusing(
+        f"{folder / RESULTS} is not what recipes/VoxCeleb/score.py writes",
+        "Run it again, or remove the file.",
+    ):
         if len(content) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
-        report = strict_json(content)
+        report: dict[str, Any] = parse_json(content)
         _check(report)
-    except ValueError as error:
-        raise ValueError(
-            f"{folder / RESULTS} is not what recipes/VoxCeleb/score.py writes ({error}). "
-            "Run it again, or remove the file."
-        ) from error
-    assert isinstance(report, dict)
-    return report
+        return report
 
 
 def _check(report: object) -> None:
@@ -123,13 +126,15 @@ def _check_figures(row: Mapping[str, Any]) -> None:
     """Refuse measures that are no numbers, and intervals that are no two of them."""
     for measure in MEASURES.values():
         figure, bounds = measure.figure(row), measure.figure(row, "_95")
-        if type(figure) not in (int, float, type(None)):
+        if figure is not None and not _is_finite(figure):
             raise ValueError(f"{measure.name} is {short(figure)}")
         pair = isinstance(bounds, list) and len(bounds) == 2
-        if bounds is not None and not (
-            pair and all(type(b) in (int, float) for b in bounds)
-        ):
+        if bounds is not None and not (pair and all(map(_is_finite, bounds))):
             raise ValueError(f"{measure.name}_95 is {short(bounds)}")
+
+
+def _is_finite(figure: object) -> bool:
+    return type(figure) in (int, float) and -math.inf < figure < math.inf  # type: ignore[operator]
 
 
 #: How a YAML names our encoders.

@@ -15,9 +15,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from speechbrain_rev.files import parse_json, refusing
 from speechbrain_rev.inference.model_folder import read_summed
 from speechbrain_rev.inference.run_folder import RESULTS, by_our_recipe, read_results
-from speechbrain_rev.inference.untrusted import short, strict_json
+from speechbrain_rev.inference.untrusted import short
 from speechbrain_rev.scoring import MEASURES
 
 #: How a score is made: the cosine of two embeddings, or that normalised by a cohort.
@@ -328,8 +329,11 @@ def read_thresholds(folder: Path) -> Thresholds:
             "exported."
         )
     content = read_summed(folder, THRESHOLDS, MAX_THRESHOLDS_BYTES)
-    try:
-        read = strict_json(content)
+    with refusing(
+        f"{folder / THRESHOLDS} holds no thresholds",
+        "Download the folder again, or remove the file to use the model without them.",
+    ):
+        read = parse_json(content)
         if not isinstance(read, dict) or list(read) != ["thresholds"]:
             raise ValueError("it is not of one key, thresholds")
         listed = read["thresholds"]
@@ -340,11 +344,6 @@ def read_thresholds(folder: Path) -> Thresholds:
             if not isinstance(one, dict) or set(one) != keys:
                 raise ValueError(f"a threshold is {short(one)}")
         return Thresholds(tuple(Threshold(**one) for one in listed), "")
-    except ValueError as error:
-        raise ValueError(
-            f"{folder / THRESHOLDS} holds no thresholds ({error}). Download the folder "
-            "again, or remove the file to use the model without them."
-        ) from error
 
 
 def run_thresholds(folder: Path, fingerprint: str) -> Thresholds:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from speechbrain_rev.files import SUMS
 from speechbrain_rev.inference.front_ends import WaveformEncoder
 from speechbrain_rev.inference.model_folder import (
     ASSUMED,
@@ -51,7 +52,6 @@ from speechbrain_rev.inference.thresholds import (
 from speechbrain_rev.inference.untrusted import check_tensors
 from speechbrain_rev.lobes import SpeakerEncoder, inference_form
 from speechbrain_rev.lobes.pretrained import unwrapped
-from speechbrain_rev.whole_files import SUMS, check_path
 
 logger = logging.getLogger(__name__)
 
@@ -557,7 +557,6 @@ def read_run(folder: str | PathLike[str]) -> Trained:
     FileNotFoundError, ValueError
         As of ``SpeakerEmbedder.from_run``.
     """
-    check_path(folder, "a run", "Give its folder.")
     settings = run_settings(folder)
     encoder = encoder_of(settings)
     weights = read_weights(folder)
@@ -596,7 +595,6 @@ def read_exported(source: str | PathLike[str], revision: str | None = None) -> T
     FileNotFoundError, PermissionError, ConnectionError, ValueError
         As of ``SpeakerEmbedder.from_hparams``.
     """
-    check_path(source, "an exported model", "Give its folder.")
     with reading(source, revision) as folder:
         encoder, settings, fingerprint = read_model(folder)
         thresholds = read_thresholds(folder)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from speechbrain_rev import scoring
 from speechbrain_rev.data import read_manifest
+from speechbrain_rev.files import write_whole
 from speechbrain_rev.inference.archive import EmbeddingArchive, check_fingerprint
 from speechbrain_rev.inference.model_folder import is_exported, read_summed
 from speechbrain_rev.inference.run_folder import (
@@ -30,7 +31,6 @@ from speechbrain_rev.inference.thresholds import Normalisation, Thresholds
 from speechbrain_rev.inference.trained import reading
 from speechbrain_rev.inference.untrusted import own_file
 from speechbrain_rev.scoring.as_norm import check_top_n
-from speechbrain_rev.whole_files import check_path, write_whole
 
 COHORT = "cohort.safetensors"
 #: Of training speech, in a run's folder.
@@ -170,7 +170,6 @@ def read_cohort(source: str | PathLike[str], *, revision: str | None = None) -> 
     ValueError
         If a file is damaged, leads out of the folder or is of other weights.
     """
-    check_path(source, "the cohort of a model", "Give the model's folder.")
     with reading(source, revision, also={COHORT: _MAX_COHORT_BYTES}) as folder:
         return _read_cohort(folder)
 
@@ -369,7 +368,6 @@ class EnrolledSpeaker:
         ValueError
             If it is no enrolled speaker.
         """
-        check_path(path, "an enrolled speaker")
         file = Path(path)
         if not file.is_file():
             raise FileNotFoundError(

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.files import write_whole
 from speechbrain_rev.inference.model_folder import run_settings
 from speechbrain_rev.inference.run_folder import (
     read_weights,
@@ -29,7 +30,6 @@ from speechbrain_rev.inference.run_folder import (
 from speechbrain_rev.inference.untrusted import load_tensors, plain_values, some_names
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.pretrained import unwrapped
-from speechbrain_rev.whole_files import check_path, write_whole
 
 _STAGES = range(4)
 _COUNTER = ".num_batches_tracked"
@@ -316,7 +316,6 @@ def convert_from_wespeaker(
     OSError
         If the folder cannot be written.
     """
-    check_path(path, "a WeSpeaker model")
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(

@@ -29,15 +29,16 @@ from speechbrain.utils.checkpoints import (
 )
 from speechbrain.utils.distributed import ddp_barrier, if_main_process
 
-from speechbrain_rev.lobes.classifier import true_speakers
-from speechbrain_rev.lobes.encoder import SpeakerEncoder
-from speechbrain_rev.processes import gathered, process_rank
-from speechbrain_rev.whole_files import (
+from speechbrain_rev.files import (
     SUMS,
     check_sum,
     digest_of,
+    read_json,
     sums_in,
 )
+from speechbrain_rev.lobes.classifier import true_speakers
+from speechbrain_rev.lobes.encoder import SpeakerEncoder
+from speechbrain_rev.processes import gathered, process_rank
 
 logger = logging.getLogger(__name__)
 
@@ -425,7 +426,7 @@ def _compare(folder: Path, names: Iterable[str]) -> None:
     written = sums_in(folder)
     for name in sorted(names):
         path = folder / name
-        if not path.is_file() or digest_of(path, "sha256") != written.get(name):
+        if not path.is_file() or digest_of(path) != written.get(name):
             what = "is damaged" if path.is_file() else "is missing"
             raise ValueError(_untrusted(folder, f"{name} {what}"))
 
@@ -466,7 +467,7 @@ def _finish(folder: Path) -> None:
     names[_unfinished(meta)] = METAFNAME
     for path in names:
         _to_disk(path)
-    lines = [f"{digest_of(path, 'sha256')}  {name}\n" for path, name in names.items()]
+    lines = [f"{digest_of(path)}  {name}\n" for path, name in names.items()]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
     _to_disk(folder / CHECKSUMS)
     os.replace(_unfinished(meta), meta)
@@ -579,7 +580,7 @@ class KeptArithmetic:
 
 
 def _read_arithmetic(path: str | Path) -> dict[str, Any]:
-    kept: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    kept: dict[str, Any] = read_json(path)
     return kept
 
 

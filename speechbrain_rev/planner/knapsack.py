@@ -25,7 +25,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 
 import numpy as np
@@ -92,7 +92,7 @@ class Cost:
     1000000000
     """
 
-    held_bytes: int
+    held_bytes: int = field(metadata={"signed": True})
     working_bytes: int
     seconds: float
     squared_error: float = 0.0

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from speechbrain_rev import devices
+from speechbrain_rev.files import made_of, parse_json, refusing
 from speechbrain_rev.sizes import size_text
 from speechbrain_rev.torch_private import TorchDispatchMode, storage_key, tree_leaves
 
@@ -347,24 +348,10 @@ class MemoryReport:
         ValueError
             If it is no such object; the message names the keys.
         """
-        plain = json.loads(text)
-        if not isinstance(plain, dict):
-            raise ValueError(
-                f"A memory report is a JSON object, not a {type(plain).__name__}."
-            )
-        names = [field.name for field in dataclasses.fields(cls)]
-        for keys, fault in (
-            (plain.keys() - set(names), "has unknown"),
-            (set(names) - plain.keys(), "lacks"),
-        ):
-            if keys:
-                raise ValueError(
-                    f"The memory report {fault} keys: {', '.join(sorted(keys))}. It has "
-                    f"{', '.join(names)}."
-                )
-        for name, value in plain.items():
-            _check_type(name, value)
-        return cls(**plain | {"input_shape": tuple(plain["input_shape"])})
+        with refusing("The text is no memory report", "Count anew."):
+            values = {**parse_json(text)}
+            shape = tuple(values["input_shape"])
+            return made_of(cls, {**values, "input_shape": shape})
 
 
 def breakdown(
@@ -502,20 +489,6 @@ def _states_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 def _names(things: Iterable[torch.device | torch.dtype]) -> str:
     return ", ".join(sorted({str(thing).removeprefix("torch.") for thing in things}))
-
-
-def _check_type(name: str, value: Any) -> None:
-    def whole(number: Any) -> bool:
-        return type(number) is int
-
-    if name == "input_shape":
-        right, wanted = isinstance(value, list) and all(map(whole, value)), "integers"
-    elif name.endswith("_bytes"):
-        right, wanted = whole(value), "an integer"
-    else:
-        right, wanted = isinstance(value, str), "text"
-    if not right:
-        raise ValueError(f"The memory report's {name} is {value!r}; it is {wanted}.")
 
 
 _MEMINFO = Path("/proc/meminfo")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +16,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from speechbrain_rev.devices import ASSUMED
-from speechbrain_rev.documents import (
-    finite,
-    load_document,
+from speechbrain_rev.files import (
     made_of,
-    names_with_values,
-    parsed,
-    reading,
-    whole_number,
+    parse_json,
+    read_json,
+    refusing,
+    write_whole,
 )
 from speechbrain_rev.modes import Mode, is_lossless
 from speechbrain_rev.planner.choice import Choice, choose
@@ -30,12 +29,7 @@ from speechbrain_rev.planner.compression_probe import checked_limit, without_opt
 from speechbrain_rev.planner.knapsack import Infeasible
 from speechbrain_rev.planner.memory import live_bytes_peak, unless_memory_runs_out
 from speechbrain_rev.planner.network import Network, as_network, device_of, give
-from speechbrain_rev.planner.profile import (
-    Profile,
-    block_name,
-    channel_counts,
-    facts,
-)
+from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
 from speechbrain_rev.planner.refusals import refusal
 from speechbrain_rev.planner.step import (
@@ -50,11 +44,9 @@ from speechbrain_rev.sizes import (
     size_text,
     whole_bytes,
 )
-from speechbrain_rev.whole_files import check_path, write_whole
 
-# No step takes longer, no gradient is further off, and no plan is a larger file.
-_MOST_SECONDS, _MOST_ERROR = 1e9, 1e6
-_DOCUMENT = "plan", "Plan anew."
+# Counts in ``about``, beside names that end in _bytes.
+_COUNTS = {"batch", "blocks", "embedding_dim", "frames", "n_mels", "timed batch"}
 
 #: How often a plan above its budget, or above the limit of its error, is made anew.
 _TRIES = 8
@@ -181,27 +173,20 @@ class Plan:
         ValueError
             If no plan has these.
         """
-        given = made_of(cls, values)
-        modes = names_with_values("modes", given.modes)
-        errors = (
-            finite(name, getattr(given, name), most=_MOST_ERROR)
-            for name in ("predicted_gradient_error", "measured_gradient_error")
-        )
-        plan = cls(
-            {block_name(n): Mode(mode).value for n, mode in modes.items()},
-            channel_counts(given.channels),
-            whole_number("budget_bytes", given.budget_bytes),
-            whole_number("predicted_bytes", given.predicted_bytes),
-            whole_number("measured_bytes", given.measured_bytes),
-            finite("seconds", given.seconds, most=_MOST_SECONDS),
-            facts(given.about),
-            *errors,
-        )
+        plan = made_of(cls, values)
         plan._check()
         return plan
 
     def _check(self) -> None:
-        """Refuse numbers that no plan has together."""
+        """Refuse modes and counts that are none, and numbers that no plan has together."""
+        for mode in self.modes.values():
+            Mode(mode)
+        for name, text in self.about.items():
+            is_count = name in _COUNTS or name.endswith("_bytes")
+            if is_count and not re.fullmatch(r"\d{1,18}", text, re.ASCII):
+                raise ValueError(
+                    f"{name} is {text[:60]!r} and takes digits, at most 18"
+                )
         sizes = [int(self.about[name]) for name in SHARES if name in self.about]
         if len(sizes) == len(SHARES) and sizes[0] - sum(sizes[1:]) != self.budget_bytes:
             whole, staying, reserved = SHARES
@@ -302,18 +287,21 @@ def plans_from_json(text: str) -> list[Plan]:
     ValueError
         If the text is something else.
     """
-    with reading(*_DOCUMENT):
-        document = parsed(text)
-        plans = [*map(Plan.of_values, document["plans"])]
-        if not plans:
-            raise ValueError("plans is empty")
-        return plans
+    with refusing("The text is no plan", "Plan anew."):
+        return _plans_of(parse_json(text))
 
 
 def load_plans(path: str | Path) -> list[Plan]:
     """Read plans from a file, as ``Plan.load`` does."""
-    check_path(path, "a plan", "Plan.from_json takes its text.")
-    return load_document(path, plans_from_json, *_DOCUMENT)
+    with refusing(f"{path} is no plan", "Plan anew."):
+        return _plans_of(read_json(path))
+
+
+def _plans_of(document: Mapping[str, Any]) -> list[Plan]:
+    plans = [*map(Plan.of_values, {**document}["plans"])]
+    if not plans:
+        raise ValueError("plans is empty")
+    return plans
 
 
 def plan(

@@ -1,7 +1,6 @@
 """What each block of a network costs in each mode, after each mode of the block before it.
 
-What a plan needs at its peak follows from it to the byte. What is read from a file is checked
-value by value (``reading``), as plans are.
+What a plan needs at its peak follows from it to the byte.
 """
 
 from __future__ import annotations
@@ -9,22 +8,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from typing import Any
 
 from speechbrain_rev.devices import Speed, Work
-from speechbrain_rev.documents import (
-    finite,
-    made_of,
-    names_with_values,
-    parsed,
-    reading,
-    refused,
-    texts,
-    whole_number,
-)
+from speechbrain_rev.files import made_of, parse_json, refusing
 from speechbrain_rev.modes import ALONE, Mode, fallback
 from speechbrain_rev.planner.knapsack import (
     Cost,
@@ -36,8 +25,9 @@ from speechbrain_rev.planner.knapsack import (
     worst_bytes,
 )
 
-#: Sizes of a cost that stand last in a profile's document.
 _SIZES = "dropped_bytes", "forward_bytes", "left_bytes"
+#: Fields of a cost, as they stand in a profile's document.
+_COST = "held_bytes", "working_bytes", "seconds", "squared_error", *_SIZES
 
 #: A mode, and that of the block before; None before the first.
 Pair = tuple["str | None", str]
@@ -102,20 +92,14 @@ class BlockProfile:
         ValueError
             If that is damaged.
         """
-        block_name(name)
         by_pair = {
-            (before and Mode(before).value, Mode(own).value): Cost(
-                whole_number("held_bytes", held, least=None),
-                whole_number("working_bytes", working),
-                finite("seconds", taken),
-                finite("squared_error", error),
-                dropped_bytes=whole_number("dropped_bytes", dropped),
-                forward_bytes=whole_number("forward_bytes", forward),
-                left_bytes=whole_number("left_bytes", left),
+            (before and Mode(before).value, Mode(own).value): made_of(
+                Cost, dict(zip(_COST, numbers, strict=True))
             )
-            for before, own, held, working, taken, error, dropped, forward, left in costs
+            for before, own, *numbers in costs
         }
-        return cls(name, whole_number("gradient_bytes", gradient_bytes), by_pair)
+        values = {"name": name, "gradient_bytes": gradient_bytes, "costs": by_pair}
+        return made_of(cls, values)
 
 
 def waiting_bytes(
@@ -550,11 +534,8 @@ class Profile:
         document["work"] = [[*key, *asdict(w).values()] for key, w in self.work.items()]
         for block, plain in zip(self.blocks, document["blocks"], strict=True):
             plain["costs"] = [
-                [
-                    *(before, own, c.held_bytes, c.working_bytes),
-                    *(c.seconds, c.squared_error, *(getattr(c, s) for s in _SIZES)),
-                ]
-                for (before, own), c in block.costs.items()
+                [before, own, *(getattr(cost, name) for name in _COST)]
+                for (before, own), cost in block.costs.items()
             ]
         return json.dumps(document, indent=1) + "\n"
 
@@ -567,28 +548,16 @@ class Profile:
         ValueError
             If the text is no profile.
         """
-        with reading("profile", "Profile anew."):
-            document = dict(parsed(text))
+        with refusing("The text is no profile", "Profile anew."):
+            document = dict(parse_json(text))
             blocks = [BlockProfile.read(**plain) for plain in document.pop("blocks")]
+            names = [each.name for each in fields(Work)]
             work = {
-                (str(name), str(mode)): Work(
-                    *(whole_number("work", n) for n in (flops, moved, operations, host))
-                )
-                for name, mode, flops, moved, operations, host in document.pop("work")
+                (name, mode): made_of(Work, dict(zip(names, numbers, strict=True)))
+                for name, mode, *numbers in document.pop("work")
             }
             profile = made_of(cls, {**document, "blocks": blocks, "work": work})
-            whole_number("base_bytes", profile.base_bytes)
-            finite("after_seconds", profile.after_seconds)
-            facts(profile.about)
-            if profile.max_gradient_error is not None:
-                finite("max_gradient_error", profile.max_gradient_error)
-            after = {
-                Mode(mode).value: whole_number("after_bytes", size)
-                for mode, size in names_with_values(
-                    "after_bytes", profile.after_bytes
-                ).items()
-            }
-            _refuse_gaps(blocks, after)
+            _refuse_gaps(blocks, profile.after_bytes)
             profile.problem()  # It refuses sizes and times that nothing has.
             return profile
 
@@ -604,44 +573,3 @@ def _refuse_gaps(blocks: Sequence[BlockProfile], after: Mapping[str, int]) -> No
         before = list(block.modes)
     if not blocks or not {*before} <= after.keys():
         raise ValueError("blocks or after_bytes are not complete")
-
-
-# More channels than anything has.
-_MOST_CHANNELS = 10**6
-# Figures that plans and profiles are about: digits, and at least one.
-_COUNTS = {
-    "batch", "blocks", "card_bytes", "embedding_dim", "frames", "memory_budget_bytes",
-    "n_mels", "timed batch",
-}  # fmt: skip
-
-
-def channel_counts(value: object) -> list[int | None] | None:
-    """Take channels at a time, at each level, or null."""
-    if value is None:
-        return None
-    if not isinstance(value, list) or not value:
-        raise refused("channels", value, "a list or null")
-    counts = [c if c is None else whole_number("channels", c, least=1) for c in value]
-    if any(c is not None and c > _MOST_CHANNELS for c in counts):
-        raise refused("channels", value, f"at most {_MOST_CHANNELS:,} each")
-    return counts
-
-
-def facts(value: object) -> dict[str, str]:
-    """Take texts about a plan or profile, some of which are counts."""
-    values = texts("about", value)
-    for name, each in values.items():
-        least = int(name in _COUNTS)
-        if not least and not name.endswith("_bytes"):
-            continue
-        if not re.fullmatch(r"\d{1,18}", each, re.ASCII) or int(each) < least:
-            more = ", for a number of at least 1" * least
-            raise refused(name, each, f"digits, at most 18{more}")
-    return values
-
-
-def block_name(value: object) -> str:
-    """Take the name of a block."""
-    if isinstance(value, str) and value:
-        return value
-    raise refused("a block's name", value, "a text, not empty")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
+from speechbrain_rev.files import write_whole
 from speechbrain_rev.planner.network import warn_caller
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.reversible.flags import flags_in_words
-from speechbrain_rev.whole_files import write_whole
 
 #: Names the folder of profiles where it is set.
 VARIABLE = "SPEECHBRAIN_REV_PROFILES"
@@ -29,7 +29,7 @@ KEPT = 1000
 _PACKAGES = "compression", "kernels", "lobes", "catalog", "planner", "reversible"
 
 # Names of our files, and of what a killed process leaves of one.
-_OURS = re.compile(r".+-[0-9a-f]{16}\.json|tmp\w{8}\.part", re.ASCII)
+_OURS = re.compile(r".+-[0-9a-f]{16}\.json(\.[0-9a-f]{8}\.part)?", re.ASCII)
 
 
 def profile_folder() -> Path:

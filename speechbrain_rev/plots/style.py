@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from speechbrain_rev.files import write_whole
 from speechbrain_rev.modes import Mode
-from speechbrain_rev.whole_files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,17 +19,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from speechbrain_rev.files import (
+    check_sum,
+    write_whole,
+)
 from speechbrain_rev.lists import joined_line, read_lines, split_line
 from speechbrain_rev.scoring.arrays import (
     as_labels,
     as_values,
     as_vectors,
     same_length,
-)
-from speechbrain_rev.whole_files import (
-    check_path,
-    check_sum,
-    write_whole,
 )
 
 
@@ -411,7 +410,6 @@ def _read(
     path: str | Path, what: str, form: _Form | None, models: str | Path | None = None
 ) -> tuple[Trials, NDArray[np.float64]]:
     """Read a line per trial; scores are 0 where there are none."""
-    check_path(path, f"a {what}")
     path, words = Path(path), (form or _VOXCELEB).words
     if not path.is_file():
         wrong = "is a folder" if path.is_dir() else "does not exist"

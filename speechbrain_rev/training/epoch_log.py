@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
 import re
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from speechbrain.utils.distributed import if_main_process
 
 from speechbrain_rev import plots
-from speechbrain_rev.whole_files import read_rows, write_rows, write_whole
+from speechbrain_rev.files import read_rows, write_whole
 
 if TYPE_CHECKING:
     from speechbrain.utils.train_logger import TensorboardLogger
@@ -104,7 +105,8 @@ class EpochLog:
         """
         rows = [row for row in self._rows() if row["epoch"] < stats["epoch"]]
         rows.append(stats)
-        write_rows(self._folder / LOG, rows)
+        lines = (f"{json.dumps(row)}\n" for row in rows)
+        write_whole(self._folder / LOG, "".join(lines))
         self._draw(rows)
         if self._other is not None:
             self._other.log_epoch(stats)

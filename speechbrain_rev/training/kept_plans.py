@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from speechbrain_rev.files import write_whole
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.planner.plan import load_plans, plans_to_json
-from speechbrain_rev.whole_files import write_whole
 
 #: The file in a run's folder.
 PLAN = "plan.json"

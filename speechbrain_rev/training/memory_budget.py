@@ -42,6 +42,7 @@ from speechbrain_rev.planner.memory import (
 from speechbrain_rev.planner.network import as_network, give
 from speechbrain_rev.planner.plan import SHARES, shares
 from speechbrain_rev.planner.step import Alternative, trainable, with_blocks
+from speechbrain_rev.processes import process_rank
 from speechbrain_rev.reversible.monitor import Verify, check_verify
 from speechbrain_rev.reversible.wrapping import store_blocks
 from speechbrain_rev.sizes import size_text, whole_bytes
@@ -312,7 +313,7 @@ class BrainPlanner:
     def _make(self, batch: Any, shapes: Shapes) -> Plan:
         """Plan in the first process, and take its plan in all."""
         made: list[Any] = [None, None]
-        if _is_first():
+        if process_rank() == 0:
             try:
                 made[0] = self._planned(batch).to_json()
             except Exception as error:
@@ -329,7 +330,7 @@ class BrainPlanner:
         )
         others = [p for p in self._plans if not _covers(shapes, _shapes_in(p))]
         self._plans = [*others, plan]
-        if self._file is not None and _is_first():
+        if self._file is not None and process_rank() == 0:
             write_plans(self._file, self._plans)
         return plan
 
@@ -642,10 +643,6 @@ def _states_kept(device: torch.device) -> Iterator[None]:
 
 def _unwrapped(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
-
-
-def _is_first() -> bool:
-    return not is_distributed_initialized() or torch.distributed.get_rank() == 0
 
 
 def _all_stored(step: Step, budget_bytes: int) -> Plan:

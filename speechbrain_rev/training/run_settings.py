@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,15 @@ from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.seeding import processes_saved
+from speechbrain_rev.files import (
+    LOCK,
+    check_sum,
+    digest_of,
+    locked,
+    sums_in,
+    write_sums,
+    write_whole,
+)
 from speechbrain_rev.heads import HEADS, head_of
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.hparams.document import dump
@@ -39,17 +47,8 @@ from speechbrain_rev.lobes.checkpointer import (
     is_end_of_epoch,
     load_finished_run,
 )
-from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.processes import process_count
 from speechbrain_rev.training.steps import ACCUMULATION, DEBUG
-from speechbrain_rev.whole_files import (
-    check_sum,
-    clear_unfinished,
-    digest_of,
-    sums_in,
-    write_sums,
-    write_whole,
-)
 
 #: The encoder in checkpoints.
 ENCODER = "embedding_model"
@@ -232,8 +231,6 @@ def _changes(settings: Mapping[str, Any]) -> list[str]:
 def owned(folder: Path, save: Path | None = None) -> Iterator[None]:
     """Lock a run's folders against other commands; the main process does it for all.
 
-    Unfinished files of a process that was killed are deleted there.
-
     Parameters
     ----------
     folder : pathlib.Path
@@ -244,7 +241,7 @@ def owned(folder: Path, save: Path | None = None) -> Iterator[None]:
     Raises
     ------
     ValueError
-        If another command has locked one of them; host, process and begin are named.
+        If another command has locked one of them, which is named.
     """
     if not if_main_process():
         yield
@@ -257,7 +254,6 @@ def owned(folder: Path, save: Path | None = None) -> Iterator[None]:
         for option, path in named.items():
             lock = locked(path / LOCK, str(path), "writing into", instead=option)
             locks.enter_context(lock)
-            clear_unfinished(path)
         yield
 
 
@@ -422,7 +418,7 @@ def finish(settings: Mapping[str, Any]) -> str:
     average = average_of_last_epochs(checkpointer, ENCODER, wanted)
     weights = Path(settings["output_folder"], WEIGHTS)
     write_whole(weights, saved_bytes(average))
-    mark_finished(settings["save_folder"], digest_of(weights, "sha256"))
+    mark_finished(settings["save_folder"], digest_of(weights))
     averaged = min(wanted, sum(map(is_end_of_epoch, checkpointer.list_checkpoints())))
     epochs = (
         f"the mean of the last {averaged} epochs" if averaged > 1 else "one epoch's"
@@ -435,7 +431,7 @@ def finish(settings: Mapping[str, Any]) -> str:
 
 
 # A folder in output_folder, for files of a trial or of a run that has not yet recovered.
-_ASIDE = "settings"
+_ASIDE = ".settings.part"
 
 
 @dataclass
@@ -493,15 +489,19 @@ def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[RunFiles]:
     if not _has_run(settings):
         yield RunFiles(output, output, save, trial=trial)
         return
-    # What a killed process left of one; this one owns the output_folder.
-    run_on_main(clear_unfinished, args=[output, _ASIDE])
-    where = {"prefix": f".{_ASIDE}.", "suffix": ".part", "dir": output}
-    folder = Path(run_on_main(tempfile.mkdtemp, kwargs=where))
+    folder = output / _ASIDE
+    run_on_main(_make_empty, args=[folder])
     try:
         yield RunFiles(folder, output, save, trial=trial)
     finally:
         if if_main_process():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_empty(folder: Path) -> None:
+    """Make a folder; a killed process may have left it with files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
 
 
 def _as_published(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from speechbrain_rev.compression import ActivationCompression
 from speechbrain_rev.data import ChunkBatch, ChunkDataset, EpochBatchSampler
+from speechbrain_rev.files import write_whole
 from speechbrain_rev.processes import gathered
 from speechbrain_rev.reversible.monitor import take_differences
-from speechbrain_rev.whole_files import write_whole
 
 SKIPPED = "skipped.jsonl"
 UNREAD = "unread.jsonl"

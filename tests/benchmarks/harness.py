@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from speechbrain_rev.files import write_whole
 from speechbrain_rev.planner import timing
 from speechbrain_rev.planner.memory import live_bytes_peak
-from speechbrain_rev.whole_files import write_whole
 
 CPU = torch.device("cpu")
 PACKAGE = Path(timing.__file__).parents[1]

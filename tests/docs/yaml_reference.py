@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speechbrain_rev.architectures import ARCHITECTURES, TRAINING_DEFAULTS
+from speechbrain_rev.files import write_whole
 from speechbrain_rev.hparams.knobs import KNOBS
 from speechbrain_rev.hparams.rules import RULES
 from speechbrain_rev.hparams.shipped import Key, sections
-from speechbrain_rev.whole_files import write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "hparams"

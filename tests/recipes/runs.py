@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from speechbrain_rev.whole_files import read_rows
+from speechbrain_rev.files import read_rows
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "VoxCeleb"
 HPARAMS = Path(__file__).parents[2] / "hparams"

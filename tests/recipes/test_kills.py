@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from speechbrain_rev.whole_files import write_rows
+from speechbrain_rev.files import write_rows
 from tests.reliability import kills
 
 

@@ -10,11 +10,11 @@ import pytest
 from speechbrain_rev import cli
 from speechbrain_rev.data import VoxCelebFolder
 from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.files import LOCK, locked
 from speechbrain_rev.inference import SpeakerEmbedder, evaluation
 from speechbrain_rev.lobes.checkpointer import (
     load_finished_run,
 )
-from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.training import run_settings
 from tests.recipes.conftest import in_process

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from speechbrain_rev.files import write_rows, writing_alone
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.locks import writing_alone
-from speechbrain_rev.whole_files import write_rows
 from tests.recipes.study import study, tiny_size, write_data
 
 conditions, figures, run = study("conditions"), study("figures"), study("run")

@@ -350,7 +350,7 @@ BAD_FILES = [
     ("a.json", '{"u": 3}', "'u' is no object"),
     ("a.json", '{"u": {"wav": "a"}, "u": {"wav": "b"}}', "'u' is there twice"),
     ("a.json", '{"u": {"ID": "v", "wav": "a"}}', "has the ID 'v' in it"),
-    ("a.json", "[" * 100_000, "no JSON that is taken"),
+    ("a.json", "[" * 100_000, "no JSON object"),
     ("a.csv", "ID,wav,Start,spk_id\nu,a,3,ann\n", "'Start' is not read"),
     (
         "a.csv",

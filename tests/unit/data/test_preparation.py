@@ -11,8 +11,8 @@ import soundfile
 
 from speechbrain_rev.data import preparation, read_manifest
 from speechbrain_rev.data.preparation import read_prepared, write_missing_sums
+from speechbrain_rev.files import digest_of, sums_in, write_sums
 from speechbrain_rev.inference.run_folder import WEIGHTS
-from speechbrain_rev.whole_files import digest_of, sums_in, write_sums
 from tests.corpus import write_corpus
 
 from .conftest import snapshot
@@ -218,7 +218,7 @@ class TestBegun:
         self, prepared, begun, tmp_path
     ):
         (tmp_path / WEIGHTS).write_bytes(b"weights")
-        sums = {f"../{WEIGHTS}": digest_of(tmp_path / WEIGHTS, "sha256")}
+        sums = {f"../{WEIGHTS}": digest_of(tmp_path / WEIGHTS)}
         write_sums(begun, sums_in(begun) | sums)
         moved = (tmp_path / "data").rename(tmp_path / "other")
         before = snapshot(begun)

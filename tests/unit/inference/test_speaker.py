@@ -1,6 +1,5 @@
 """Embedders: the encoder's embeddings, whatever device, precision, form and batch."""
 
-import functools
 import io
 import os
 from pathlib import Path
@@ -11,22 +10,16 @@ import torch
 from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
 
-from speechbrain_rev.data import audio_info, read_audio, read_blocks, read_manifest
 from speechbrain_rev.inference import (
-    EmbeddingArchive,
-    EnrolledSpeaker,
     FbankStatistics,
     SpeakerEmbedder,
     WaveformEncoder,
-    read_cohort,
     running,
 )
 from speechbrain_rev.inference.front_ends import FRONT_ENDS
-from speechbrain_rev.inference.wespeaker import convert_from_wespeaker
 from speechbrain_rev.lobes import build_encoder, inference_form
 from speechbrain_rev.lobes.pretrained import load_strictly
-from speechbrain_rev.planner import Plan
-from speechbrain_rev.scoring import cosine_trials, eer, read_scores, read_trials
+from speechbrain_rev.scoring import cosine_trials, eer, read_trials
 from tests.run_folders import TINY, speech_like, tiny_encoder, write_audio, write_run
 from tests.unit.inference.conftest import close
 
@@ -198,30 +191,6 @@ def test_a_gpu_gives_the_cpu_s_embedding(trained, embedder):
     assert on_gpu.device.type == "cuda"
     # cuDNN may compute convolutions in TF32: 10 bits of mantissa.
     assert close(on_gpu.embed(wave, 16000), embedder.embed(wave, 16000), 1e-2)
-
-
-@pytest.mark.parametrize(
-    ("read", "what"),
-    [
-        (audio_info, "audio"),
-        (functools.partial(read_audio, sample_rate=16000), "audio"),
-        (lambda file: list(read_blocks(file)), "audio"),
-        (read_manifest, "a manifest"),
-        (read_trials, "a trial list"),
-        (read_scores, "a score file"),
-        (EmbeddingArchive.load, "an archive of embeddings"),
-        (EnrolledSpeaker.load, "an enrolled speaker"),
-        (SpeakerEmbedder.from_run, "a run"),
-        (SpeakerEmbedder.from_hparams, "an exported model"),
-        (read_cohort, "the cohort of a model"),
-        (Plan.load, "a plan"),
-        (lambda file: convert_from_wespeaker(file, "nowhere"), "a WeSpeaker model"),
-    ],
-)
-def test_an_open_file_where_a_path_is_needed_is_refused(read, what):
-    words = f"^{what} is read by the path of its file, and BytesIO is none"
-    with pytest.raises(ValueError, match=words):
-        read(io.BytesIO(b"content"))
 
 
 def test_weights_of_a_wrapper_are_loaded_strictly(tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speechbrain_rev.inference.untrusted import load_tensors, open_own, strict_json
+from speechbrain_rev.inference.untrusted import load_tensors, open_own
 from tests.unit.inference.conftest import Attack, within_memory
 
 REMEDY = "Ask for the weights."
@@ -365,11 +365,3 @@ def test_only_links_to_content_of_the_hub_s_cache_are_followed(
         (folder / blob).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="file is a link out of its folder"):
         open_own(folder, "file")
-
-
-def test_a_key_that_stands_twice_among_many_is_reported_at_once():
-    keys = [f"k{i:05}" for i in range(80_000)]
-    content = "{" + ", ".join(f'"{key}": 0' for key in [*keys, keys[-1]]) + "}"
-    # Looked for key by key, it takes minutes.
-    with pytest.raises(ValueError, match=f"{keys[-1]} stands there twice"):
-        strict_json(content.encode())

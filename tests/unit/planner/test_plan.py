@@ -237,7 +237,7 @@ def test_a_plan_goes_through_json_and_files_and_describes_itself(tmp_path):
     ("name", "values"),
     [
         ("modes", [None, "store", ["store"], {"0": "keep"}, {"0": ["store"]}]),
-        ("channels", ["abcd", 4, [], [0], [1.5], ["8"], [True], [[8]], [10**7]]),
+        ("channels", ["abcd", 4, [-1], [1.5], ["8"], [True], [[8]], [2**61]]),
         ("budget_bytes", [None, "8", -1, 0.5, NAN, True, 2**61, HUGE]),
         ("seconds", [None, "1", -1, NAN, INF, True, HUGE, 1e300]),
         ("about", [None, "a GPU", {"device": 3}]),
@@ -248,15 +248,15 @@ def test_a_plan_goes_through_json_and_files_and_describes_itself(tmp_path):
 def test_a_plan_with_a_value_of_another_kind_is_refused(name, values):
     for value in values:
         document = {"plans": [asdict(SOME) | {name: value}]}
-        with pytest.raises(ValueError, match=r"This is no plan \(.*Plan anew"):
+        with pytest.raises(ValueError, match=r"The text is no plan \(.*Plan anew"):
             Plan.from_json(json.dumps(document))
 
 
-@pytest.mark.parametrize("name", asdict(SOME))
+@pytest.mark.parametrize("name", [n for n in asdict(SOME) if "error" not in n])
 def test_a_plan_without_one_of_its_values_is_refused(name):
     values = asdict(SOME)
     del values[name]
-    with pytest.raises(ValueError, match=f"no plan \\('{name}' is missing\\)"):
+    with pytest.raises(ValueError, match=f"no plan .*missing .*'{name}'"):
         Plan.from_json(json.dumps({"plans": [values]}))
 
 
@@ -266,11 +266,10 @@ def test_a_plan_without_one_of_its_values_is_refused(name):
         ({"measured_bytes": 10}, "measured_bytes is 10, more than budget_bytes, .* 9"),
         ({"measured_gradient_error": 0.1}, "errors are 0 and 0.1, and no block compr"),
         ({"about": {"memory_budget_bytes": "9" * 5000}}, "memory_budget_bytes is '999"),
-        ({"about": {"card_bytes": "0"}}, "card_bytes is '0' and takes .* at least 1"),
-        ({"modes": {"": "store"}}, "a block's name is '' and takes a text, not empty"),
+        ({"about": {"card_bytes": "-1"}}, "card_bytes is '-1' and takes digits"),
         (b"{}", "missing"),
-        (b"[]", "takes names with values"),
-        (b"\xff", "no text"),
+        (b"[]", "not a mapping"),
+        (b"\xff", "can't decode byte 0xff"),
         (b"[" * 200_000, "recursion"),
         (SOME.to_json().replace('"1"', '"0"').encode(), "'0' is there twice"),
         (None, "more than 10,000,000 bytes"),  # It is not read to its end.
@@ -285,7 +284,7 @@ def test_a_file_that_no_plan_can_be_is_refused_in_a_line_that_names_it(
     with path.open("wb") as file:
         file.truncate(2**40) if changed is None else file.write(changed)
     with pytest.raises(
-        ValueError, match=rf"plan\.json: This is no plan .*{reason}.*Plan anew"
+        ValueError, match=rf"plan\.json is no plan .*{reason}.*Plan anew"
     ) as error:
         Plan.load(path)
     assert len(str(error.value)) < 400 + len(str(tmp_path))

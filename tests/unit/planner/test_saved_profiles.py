@@ -92,7 +92,7 @@ def test_only_the_profiles_that_were_used_last_stay(kept, tmp_path, monkeypatch)
     monkeypatch.setattr(saved, "KEPT", 3)
     others = [tmp_path / name for name in ("plan.json", "notes-2024.json", "tmp.part")]
     # What a killed process left is ours.
-    left = tmp_path / "tmpab12_xyz.part"
+    left = tmp_path / ".tiny-0123456789abcdef.json.0123abcd.part"
     for other in (*others, left):
         other.write_text("mine")
         os.utime(other, (0, 0))

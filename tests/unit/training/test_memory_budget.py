@@ -677,7 +677,7 @@ def test_bad_settings_name_what_helps(name, settings, message):
 def test_plans_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / PLAN).write_text("{}")
     settings = {"memory_budget": "20MB", "output_folder": str(tmp_path)}
-    with pytest.raises(ValueError, match=f"{PLAN}: This is no plan .*delete that file"):
+    with pytest.raises(ValueError, match=f"{PLAN} is no plan .*delete that file"):
         brain_of("ecapa", MemoryBudget, **settings)
 
 

@@ -266,7 +266,7 @@ def test_a_plan_whose_budget_is_not_what_its_shares_leave_is_refused(
     first[1].with_about(**{name: number}).save(bad)
     values = {"plan_file": str(bad), "memory_budget": "1GB"}
     kept = tmp_path / "kept.json" if given == "plan_file" else bad
-    with pytest.raises(ValueError, match=rf"bad\.json: This is no plan .*{reason}"):
+    with pytest.raises(ValueError, match=rf"bad\.json is no plan .*{reason}"):
         made(step_of(), kept, **({given: values[given]} if given else {}))
 
 
