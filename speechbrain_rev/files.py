@@ -105,7 +105,7 @@ def opened_whole(path: str | Path) -> Iterator[IO[bytes]]:
             yield device
         return
     advice = "What was there is as it was."
-    with _part_of(path, advice) as (part, path), open(part, "xb") as file:
+    with _part_of(path, advice) as part, open(part, "xb") as file:
         if path.exists():
             shutil.copymode(path, part)
         yield file
@@ -143,27 +143,29 @@ def folder_whole(path: str | Path) -> Iterator[Path]:
     >>> [file.name for file in folder.iterdir()]
     ['weights']
     """
-    with _part_of(path, "Then give the same command again.") as (part, _):
+    with _part_of(path, "Then give the same command again.") as part:
         part.mkdir()
         yield part
 
 
 @contextlib.contextmanager
-def _part_of(path: str | Path, advice: str) -> Iterator[tuple[Path, Path]]:
-    """Name what is renamed to a file or folder at the end, and that; links are followed."""
-    path = Path(path).resolve()
+def _part_of(path: str | Path, advice: str) -> Iterator[Path]:
+    """Name a part beside a file or folder, and rename it to that at the end."""
+    path = Path(path).resolve()  # a link stays a link
     with naming_full_disk(path, f"Free some space there. {advice}"):
         # A killed process left these.
-        for left in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}.part"):
-            _delete(left)
+        leftovers = f".{glob.escape(path.name)}.{'?' * 8}.part"
+        for leftover in path.parent.glob(leftovers):
+            _delete(leftover)
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
-            yield part, path
+            yield part
             try:
                 os.replace(part, path)
             except FileNotFoundError as error:
                 raise OSError(
-                    f"Another process is writing {path}. Wait for it, or give another name."
+                    f"{path} cannot be written: another process writes it, too, or has "
+                    "deleted its folder. Give another name, or the same command again."
                 ) from error
         except BaseException:
             _delete(part)

@@ -20,6 +20,7 @@ from torch import Tensor
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.files import (
+    SUMS,
     check_sum,
     digest_of,
     folder_whole,
@@ -76,7 +77,7 @@ from speechbrain_rev.inference.verification import (
     read_cohort,
     run_cohort,
 )
-from speechbrain_rev.lobes.checkpointer import CHECKSUMS, verify_checkpoint
+from speechbrain_rev.lobes.checkpointer import verify_checkpoint
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.scoring import measures_in
 
@@ -684,7 +685,7 @@ def _narrowed(
     saved = read_classifier(run)
     folder = saved.path.parent
     # SpeechBrain's own Checkpointer writes no checksums.
-    if (folder / CHECKSUMS).exists() or not objects.by_speechbrain():
+    if (folder / SUMS).exists() or not objects.by_speechbrain():
         verify_checkpoint(Checkpoint(folder, {}, {"classifier": saved.path}))
     head = HEADS[settings.get("head", USUAL_HEAD)]
     weight = saved.state_dict.get("weight")

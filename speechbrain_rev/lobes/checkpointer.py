@@ -35,6 +35,7 @@ from speechbrain_rev.files import (
     digest_of,
     read_json,
     sums_in,
+    write_sums,
 )
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
@@ -42,8 +43,6 @@ from speechbrain_rev.processes import gathered, process_rank
 
 logger = logging.getLogger(__name__)
 
-#: Checksums of a checkpoint's files.
-CHECKSUMS = SUMS
 #: Files of a checkpoint with its epoch and its step, as SpeechBrain writes them.
 COUNTER, BRAIN = f"counter{PARAMFILE_EXT}", f"brain{PARAMFILE_EXT}"
 #: What a checkpointer calls the channels at a time, and the memory format beside them.
@@ -290,9 +289,9 @@ def verify_checkpoint(checkpoint: Checkpoint) -> None:
     """
     folder = Path(checkpoint.path)
     # SpeechBrain's own Checkpointer writes none.
-    if not (folder / CHECKSUMS).is_file():
+    if not (folder / SUMS).is_file():
         warnings.warn(
-            f"{folder} has no {CHECKSUMS}: whether its files are as they were written is "
+            f"{folder} has no {SUMS}: whether its files are as they were written is "
             "not known.",
             stacklevel=2,
         )
@@ -467,9 +466,7 @@ def _finish(folder: Path) -> None:
     names[_unfinished(meta)] = METAFNAME
     for path in names:
         _to_disk(path)
-    lines = [f"{digest_of(path)}  {name}\n" for path, name in names.items()]
-    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
-    _to_disk(folder / CHECKSUMS)
+    write_sums(folder, {name: digest_of(path) for path, name in names.items()})
     os.replace(_unfinished(meta), meta)
     _to_disk(folder)
     _to_disk(folder.parent)
