@@ -236,25 +236,18 @@ def memory_parts(
         )
         for (group, members), (sizes, shares) in zip(groups.items(), grid, strict=True):
             rows = range(len(members))
-            for axes, scales in (
-                (sizes, [1 / GIB] * len(members)),
-                (shares, [100 / bar.total for bar in members]),
-            ):
-                left = np.zeros(len(members))
-                for part in parts:
-                    widths = np.multiply(
-                        [bar.parts.get(part, 0) for bar in members], scales
-                    )
+            # Bytes, [part, bar].
+            table = np.array([[bar.parts.get(p, 0) for bar in members] for p in parts])
+            totals = table.sum(0)
+            for axes, widths in ((sizes, table / GIB), (shares, 100 * table / totals)):
+                lefts = widths.cumsum(0) - widths
+                for part, width, left in zip(parts, widths, lefts, strict=True):
                     label, colour = part.replace("_", " "), _PART_COLOURS[part]
-                    drawn = axes.barh(
-                        rows, widths, 0.84, left, label=label, color=colour
-                    )
-                    left = left + widths
+                    axes.barh(rows, width, 0.84, left, label=label, color=colour)
                 axes.grid(visible=False, axis="y")
                 axes.tick_params(axis="y", length=0)
-                if axes is sizes:
-                    totals = [size_text(int(bar.total)) for bar in members]
-                    axes.bar_label(drawn, totals, padding=4)
+            words = [size_text(int(total)) for total in totals]
+            sizes.bar_label(sizes.containers[-1], words, padding=4)
             sizes.set_title(group, weight="bold")
             sizes.set_yticks(rows, [bar.label for bar in members])
             sizes.invert_yaxis()
