@@ -94,11 +94,14 @@ def test_bounds_do_not_depend_on_loss_scale_accumulation_and_clipping(form):
     assert clipped.steps(clip=norm / 8) == pytest.approx(plain, rel=1e-3)
 
 
+@pytest.mark.parametrize("backend", ["native", "bitsandbytes"])
 @pytest.mark.parametrize("bits", [8, 32])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_momentum_is_read_on_the_gradients_scale(name, bits):
+def test_momentum_is_read_on_the_gradients_scale(name, bits, backend):
     more = {"momentum": 0.9} if name == "sgd" else {}
-    make = functools.partial(build_optimizer, name=name, bits=bits, lr=1e-9, **more)
+    make = functools.partial(
+        build_optimizer, name=name, bits=bits, backend=backend, lr=1e-9, **more
+    )
     training = Training(WIDE, make=make)
     training.steps(1)
     mean = float(training.conv.weight.grad.abs().mean())
