@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
-from speechbrain_rev.plots.style import (
-    COLOURS,
-    FAINT,
-    INK,
-    caption,
-    finish,
-    look,
-    new_figure,
-    save,
-    stacked_axes,
-    title_and_source,
-)
+from speechbrain_rev.plots.style import COLOURS, FAINT, INK, picture
 
 
 @dataclass(frozen=True)
@@ -68,49 +58,28 @@ def forest_plot(
         What is shown, and what it is from.
     """
     labels = [row.label for row in next(iter(panels.values()))[1]]
-    figure = new_figure(8.6, 1.7 + 0.27 * len(labels))
-    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True, sharex=True)[0]
-    for axes, (panel, (margin, rows)) in zip(grid, panels.items(), strict=True):
-        axes.axvline(0, color=FAINT, lw=0.8)
-        axes.axvline(margin, color=COLOURS[1], lw=1.2, ls="--", label="margin")
-        for place, row in enumerate(rows):
-            colour = COLOURS[0] if row.shown else INK
-            axes.plot([row.low, row.high], [place, place], color=colour, lw=1.0)
-            axes.plot([row.bound], [place], "|", color=colour, mew=1.6, markersize=9)
-            axes.plot(
-                [row.mean],
-                [place],
-                "o",
-                color=colour,
-                markerfacecolor=colour if row.shown else "white",
-                markersize=5,
-            )
-        axes.set_title(panel, fontsize=9.5, color=INK, loc="left")
-        axes.set_xlabel(unit)
-        finish(axes, grid="x")
-    grid[0].set_yticks(range(len(labels)), labels)
-    grid[0].set_ylim(len(labels) - 0.4, -0.6)
-    for axes in grid:
-        axes.tick_params(axis="y", length=0)
-    grid[0].plot([], [], "|", color=INK, mew=1.6, markersize=9, label="bound")
-    grid[0].plot([], [], "o-", color=COLOURS[0], label="shown to be within")
-    grid[0].plot(
-        [], [], "o-", color=INK, markerfacecolor="white", label="not shown to be"
-    )
-    title_and_source(figure, title, source)
-    handles, words = grid[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        words,
-        loc="outside upper right",
-        ncols=4,
-        columnspacing=1.2,
-        handletextpad=0.4,
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-    )
-    save(figure, path)
+    bound = {"ls": "", "marker": "|", "mew": 1.6, "markersize": 9}
+    height = 1.7 + 0.27 * len(labels)
+    with picture(path, 8.6, height, title=title, source=source, columns=4) as figure:
+        grid = figure.subplots(1, len(panels), squeeze=False, sharey=True, sharex=True)
+        for axes, (panel, (margin, rows)) in zip(grid[0], panels.items(), strict=True):
+            axes.axvline(0, color=FAINT, lw=0.8)
+            axes.axvline(margin, color=COLOURS[1], lw=1.2, ls="--", label="margin")
+            for place, row in enumerate(rows):
+                mean, colour, words = "white", INK, "not shown to be within"
+                if row.shown:
+                    mean, colour, words = COLOURS[0], COLOURS[0], "shown to be within"
+                axes.plot(
+                    [row.low, row.high], [place] * 2, color=colour, lw=1.0, ls="-"
+                )
+                axes.plot(row.bound, place, color=colour, label="bound", **bound)
+                axes.plot(row.mean, place, "o", color=colour, mfc=mean, label=words)
+            axes.set_title(panel)
+            axes.set_xlabel(unit)
+            axes.grid(visible=False, axis="y")
+            axes.tick_params(axis="y", length=0)
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set_ylim(len(labels) - 0.4, -0.6)
 
 
 def curves_over_seeds(
@@ -125,41 +94,29 @@ def curves_over_seeds(
     Parameters
     ----------
     panels : mapping of str to mapping of str to sequence of sequence of float
-        For each panel's name, which its axis has, the runs by name, [seeds, epochs]; runs
-        of one name have one colour in all panels.
+        For each panel's name, which its axis has, the same runs by name, [seeds, epochs].
     path : str or pathlib.Path
         The PNG file to write.
     title, source : str
         What is shown, and what it is from.
     """
     names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
-    rows = -(-len(names) // 2)
-    figure = new_figure(7.2, 0.9 + 2.6 * len(panels) + 0.2 * rows)
-    grid = stacked_axes(figure, len(panels))
-    for axes, (panel, curves) in zip(grid, panels.items(), strict=True):
-        for name, seeds in curves.items():
-            number = names.index(name)
-            epochs = range(1, len(seeds[0]) + 1)
-            after = list(zip(*seeds, strict=True))
-            line = look(number, dashes=1)
-            if len(seeds) > 1:
-                least, most = map(min, after), map(max, after)
-                axes.fill_between(
-                    epochs, [*least], [*most], color=line["color"], alpha=0.15, lw=0
-                )
-            axes.plot(
-                epochs,
-                [sum(values) / len(values) for values in after],
-                lw=1.4,
-                label=name,
+    height = 0.9 + 2.6 * len(panels) + 0.1 * len(names)
+    with picture(path, 7.2, height, title=title, source=source, columns=2) as figure:
+        grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
+        for axes, (panel, curves) in zip(grid, panels.items(), strict=True):
+            for name in names:
+                after = list(zip(*curves[name], strict=True))
+                epochs = range(1, len(after) + 1)
+                means = [fmean(values) for values in after]
                 # One epoch is a point, too.
-                marker="o" if len(after) == 1 else None,
-                **line,
-            )
-        axes.set_ylabel(panel)
-        finish(axes, grid="both")
-    grid[-1].set_xlabel("epoch")
-    grid[-1].locator_params(axis="x", integer=True, min_n_ticks=1)
-    figure.align_ylabels()
-    caption(figure, grid[0], title, source, columns=2)
-    save(figure, path)
+                marker = "o" if len(after) == 1 else None
+                (line,) = axes.plot(epochs, means, label=name, marker=marker)
+                least, most = [*map(min, after)], [*map(max, after)]
+                axes.fill_between(
+                    epochs, least, most, color=line.get_color(), alpha=0.15, lw=0
+                )
+            axes.set_ylabel(panel)
+        axes.set_xlabel("epoch")
+        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
+        figure.align_ylabels()

@@ -206,7 +206,7 @@ def _draw_differences(
         title="EER, AS-Norm: candidate less reference",
         source="95 % intervals over speakers and seeds, and the one-sided 95 % bound; "
         f"filled where that is below the margin of {comparisons[0]['margin_of']}, and the "
-        f"study can tell.\n{source}",
+        f"study can tell. {source}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Encoders, plans, sweeps and breakdowns as pictures: png, pdf or svg, by a file's ending."""
+"""Encoders, sweeps and breakdowns as pictures: png, pdf or svg, by a file's ending."""
 
 from __future__ import annotations
 
@@ -7,27 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speechbrain_rev.catalog.counts import counted_with
-from speechbrain_rev.catalog.table import (
-    PUBLISHED_FRAMES,
-    TOTAL_BATCH,
-    ListedEncoder,
-    Training,
-    as_published,
-)
+from speechbrain_rev.catalog.table import ListedEncoder
 from speechbrain_rev.plots import (
     EncoderPoint,
     PartsBar,
-    SizedEncoder,
-    by_parameters,
     encoder_map,
     memory_parts,
     plan_map,
 )
-from speechbrain_rev.sizes import GB, GIB, card_text, reserve_of
+from speechbrain_rev.sizes import GIB, card_text, reserve_of
 
 if TYPE_CHECKING:
     from speechbrain_rev.catalog.breakdown import EncoderBreakdown, StageMemory
-    from speechbrain_rev.catalog.plans import PlannedEncoder, SweptEncoder
+    from speechbrain_rev.catalog.plans import SweptEncoder
     from speechbrain_rev.catalog.render import Cases
 
 #: GPUs that have a line whatever was asked: a 2080 Ti's size, and a 3090's.
@@ -89,7 +81,6 @@ def draw_models(models: Sequence[ListedEncoder], path: str | Path) -> None:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     draw_models(models, os.path.join(folder, "models.png"))
     """
-    check_picture(path)
     training = models[0].training
     asked = () if training.card_bytes is None else (training.card_bytes,)
     points = [point for model in models if (point := _point(model)) is not None]
@@ -115,81 +106,6 @@ def _point(model: ListedEncoder) -> EncoderPoint | None:
     recomputed = None if row.reversible else model.step_peak_bytes("recompute")
     return EncoderPoint(
         row.name, row.family, row.type, rate, peak, row.counterpart, recomputed
-    )
-
-
-def draw_plans(encoders: Sequence[PlannedEncoder], path: str | Path) -> None:
-    """Draw memory for an utterance, and the largest batch, against parameters.
-
-    Parameters
-    ----------
-    encoders : sequence of PlannedEncoder
-        All of the same training. Those of which nothing was counted are left out.
-    path : str or pathlib.Path
-        The file to write.
-
-    Raises
-    ------
-    ValueError
-        If no encoder is left to be drawn, or the file's ending is none of a picture.
-
-    Examples
-    --------
-    >>> import os, tempfile
-    >>> from speechbrain_rev.catalog import Training
-    >>> from speechbrain_rev.catalog.plans import plan_encoders
-    >>> training = Training(11 * 2**30, batch=128, frames=200)
-    >>> encoders = plan_encoders(training, names=["resnet34"])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     draw_plans(encoders, os.path.join(folder, "plan.png"))
-    """
-    check_picture(path)
-    training = encoders[0].model.training
-    counted = all(encoder.counted_bytes is not None for encoder in encoders)
-    sized = [size for encoder in encoders if (size := _sized(encoder)) is not None]
-    by_parameters(
-        sized,
-        path,
-        title=f"Training steps of {training.batch} utterances of "
-        f"{training.frames / 100:g} s as planned for {_card(training)}, "
-        "and the batch that fits there at least",
-        source="Memory on meta tensors, float32: bars counted, marks "
-        f"{'counted' if counted else 'predicted'}; where there is none, no plan fits. "
-        f"Batch computed, for the lightest mode at the default chunk; line: {TOTAL_BATCH} "
-        "on one GPU. Crosses: published, batches for 11 GiB. No GPU was tried.",
-        total_batch=TOTAL_BATCH,
-    )
-
-
-def _card(training: Training) -> str:
-    assert training.card_bytes is not None
-    return card_text(training.card_bytes)
-
-
-def _sized(encoder: PlannedEncoder) -> SizedEncoder | None:
-    model = encoder.model
-    row, training = model.row, model.training
-    sizes = {mode: model.step_peak_bytes(mode) for mode in model.modes}
-    known = {mode: size for mode, size in sizes.items() if size is not None}
-    if "store" not in known:
-        return None
-    published_gb = (
-        row.published_memory_gb if training.frames == PUBLISHED_FRAMES else None
-    )
-    published_batch = row.published_max_batch_11gb if as_published(training) else None
-    return SizedEncoder(
-        row.name,
-        row.family,
-        row.type,
-        model.parameters,
-        lightest_bytes=min(known.values()) / training.batch,
-        stored_bytes=known["store"] / training.batch,
-        planned_bytes=None
-        if encoder.lacking_bytes
-        else encoder.step_bytes / training.batch,
-        largest_batch=encoder.largest_batch or None,
-        published_bytes=None if published_gb is None else published_gb * GB,
-        published_batch=published_batch,
     )
 
 
@@ -219,8 +135,8 @@ def draw_sweep(swept: SweptEncoder, path: str | Path) -> None:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     draw_sweep(swept, os.path.join(folder, "sweep.png"))
     """
-    check_picture(path)
     sweep, training = swept.sweep, swept.training
+    assert training.card_bytes is not None
     words = [
         f"Memory predicted on meta tensors, float32; seconds {sweep.about['seconds']}, "
         f"torch {sweep.about['torch']}. Plans were not run."
@@ -235,7 +151,7 @@ def draw_sweep(swept: SweptEncoder, path: str | Path) -> None:
         {plan.batch: plan.samples_per_second for plan in sweep.plans if plan.modes},
         path,
         title=f"{swept.row.name}: the fastest plan of each batch of "
-        f"{training.frames / 100:g} s utterances on {_card(training)}",
+        f"{training.frames / 100:g} s utterances on {card_text(training.card_bytes)}",
         source=" ".join(words),
     )
 
@@ -267,7 +183,6 @@ def draw_breakdowns(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     draw_breakdowns(encoders, os.path.join(folder, "memory.png"))
     """
-    check_picture(path)
     memory_parts(
         [
             PartsBar(case.name, _setting(case), case.report.parts)
@@ -308,7 +223,6 @@ def draw_stages(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     draw_stages(encoders, os.path.join(folder, "stages.png"))
     """
-    check_picture(path)
     bars = []
     for case in (case for cases in encoders for case in cases):
         group = f"{case.name}, {_setting(case)}"
@@ -318,7 +232,7 @@ def draw_stages(
         path,
         title=f"Memory by stages, in a training step of {_step(encoders, card_bytes)}",
         source=f"{_how(encoders)} on meta tensors, float32. Held: from forward to backward "
-        "pass. Working: the most in either, above what\nthe stage and all before it hold; "
+        "pass. Working: the most in either, above what the stage and all before it hold; "
         "stages do not work at once. No GPU was tried.",
     )
 

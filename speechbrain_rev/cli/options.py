@@ -142,10 +142,15 @@ def show(
     if parsed.plot is not None:
         draw(parsed.plot)
         print(f"{parsed.plot}: {what}")
-        return
+    else:
+        print_report(report, as_json=parsed.json)
+
+
+def print_report(report: Report, *, as_json: bool) -> None:
+    """Print JSON, or text as wide as the terminal."""
     from speechbrain_rev.catalog.columns import terminal_width
 
-    text = report.json() if parsed.json else report.text(terminal_width())
+    text = report.json() if as_json else report.text(terminal_width())
     print(text, end="")
 
 

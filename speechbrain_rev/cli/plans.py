@@ -13,6 +13,7 @@ from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.cli.options import (
     CARD_HELP,
     COMPUTES,
+    OUTPUT,
     READS,
     add_batch,
     add_bits,
@@ -22,6 +23,7 @@ from speechbrain_rev.cli.options import (
     add_output,
     check_plot,
     head_of_options,
+    print_report,
     show,
     workers_for,
 )
@@ -65,7 +67,9 @@ def _add_plan(add: Callable[..., argparse.ArgumentParser]) -> None:
     add_frames(computes)
     add_bits(computes)
     add_head(computes)
-    add_output(command).add_argument(
+    output = command.add_argument_group(OUTPUT)
+    output.add_argument("--json", action="store_true", help="print JSON, in bytes")
+    output.add_argument(
         "--save",
         metavar="PLAN.json",
         help="write the plan of one encoder, for plan_file in its hyperparameters",
@@ -118,7 +122,6 @@ def _plan(parsed: argparse.Namespace) -> None:
         if len(set(parsed.names)) != 1:
             raise ValueError("--save writes the plan of one encoder; name one.")
         check_file("--save", parsed.save)
-    check_plot(parsed.plot)
     at_hand = None if parsed.device is None else gpu_at_hand(parsed.device)
     gpu = parse_card(parsed.card) if at_hand is None else at_hand.listed()
     training = Training(
@@ -129,7 +132,7 @@ def _plan(parsed: argparse.Namespace) -> None:
         head=head_of_options(parsed),
     )
 
-    from speechbrain_rev.catalog import pictures, plans, render
+    from speechbrain_rev.catalog import plans, render
 
     # What was imported stays: collections of garbage need not look through it.
     gc.freeze()
@@ -143,9 +146,7 @@ def _plan(parsed: argparse.Namespace) -> None:
         plans.check_fits(encoders[0])
     if parsed.save is not None:
         encoders[0].as_plan().save(parsed.save)
-    report = render.PlansReport(encoders, at_hand)
-    draw = partial(pictures.draw_plans, encoders)
-    show(report, parsed, draw, f"{len(encoders)} encoders")
+    print_report(render.PlansReport(encoders, at_hand), as_json=parsed.json)
     if parsed.save is not None:
         # JSON on stdout stays JSON.
         print(

@@ -28,7 +28,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from speechbrain_rev.compression.bounds import Bound, DeviationBound, RangeBound, Rule
 from speechbrain_rev.compression.codec import (
     ASSUMED_BITS,
-    DTYPES,
     Compressed,
     Form,
     Reason,
@@ -189,6 +188,14 @@ class _Storage:
         #: alive, so that a compressed copy would be additional memory.
         self.is_kept = False
 
+    def copy_of(self, x: Tensor) -> _Copy | None:
+        """Give a copy that has the contents of a tensor, if there is one."""
+        for reference in self.copies:
+            copy = reference()
+            if copy and copy.version == x._version and copy.place.covers(Place(x)):
+                return copy
+        return None
+
     def attach(self, copy: _Copy) -> None:
         """Let all that autograd saved of a copy's contents refer to the copy."""
         for reference in self.saved:
@@ -238,12 +245,9 @@ class SavedActivations:
         wanted = storage.wanted.setdefault(x._version, Registration(layer))
         if not wanted.add(Place(x), bound) or not has_contents(x):
             return
-        copies = [copy for ref in storage.copies if (copy := ref()) is not None]
-        for copy in copies:
-            if copy.version == x._version and copy.place.covers(Place(x)):
-                if float(bound(x)) < float(copy.compressed.error_bound):
-                    copy.compressed = self._encode(copy.place.of(x), wanted)
-                return
+        copy = storage.copy_of(x)
+        if copy and float(bound(x)) < float(copy.compressed.error_bound):
+            copy.compressed = self._encode(copy.place.of(x), wanted)
 
     def pack(self, x: Tensor) -> _Saved:
         """Take what autograd wants to keep."""
@@ -297,13 +301,9 @@ class SavedActivations:
         return found if _share_counter(found.counter, x) else None
 
     def _compress(self, storage: _Storage, x: Tensor, wanted: Registration) -> None:
-        place = Place(x)
-        for reference in storage.copies:
-            copy = reference()
-            if copy and copy.version == x._version and copy.place.covers(place):
-                break
-        else:
-            version = x._version
+        copy = storage.copy_of(x)
+        if copy is None:
+            place, version = Place(x), x._version
             if any(v == version and own.covers(place) for v, own in storage.left):
                 return
             compressed = self._encode(x, wanted)
@@ -480,7 +480,7 @@ class ActivationCompression:
         try:
             with (
                 saved_tensors_hooks(forward.saved.pack, forward.saved.unpack),
-                Watching(forward),
+                forward,
                 _saving_watched,
             ):
                 yield
@@ -509,14 +509,8 @@ class ActivationCompression:
         Raises
         ------
         ValueError
-            If it is something else, or of other rules.
+            If it is that of other rules.
         """
-        expected = {kind.value for kind in Kind}
-        if state.keys() != expected:
-            raise ValueError(
-                f"The state of a compression has {sorted(expected)}; given is one with "
-                f"{len(state)} entries, such as {sorted(map(str, state))[:3]}."
-            )
         for kind, rule in self.rules.items():
             rule.load_state_dict(state[kind.value])
 
@@ -549,39 +543,34 @@ class ActivationCompression:
                 )
 
 
-class _Pass:
+class _Pass(Watching):
     """A forward pass whose layers are noticed."""
 
     def __init__(
         self, compression: ActivationCompression, network: nn.Module, registers: bool
     ) -> None:
+        super().__init__()
         self.compression, self.registers = compression, registers
         self.saved = SavedActivations(compression.note, compression.assumed_bits)
         self._names = names_of_layers(network)
 
     def before(self, kind: Kind, x: Tensor, weight: Tensor | None) -> None:
         """Register a layer's input."""
-        if not self.registers or not _is_map(x):
+        if not self._notices(x):
             return
         layer = name_of(self._names, kind, x, weight)
-        if x.dtype not in DTYPES:
-            raise ValueError(
-                f"The input of {layer} is {x.dtype}, which cannot be compressed: it must "
-                f"be one of {', '.join(map(str, DTYPES))}. Convert the network, or store "
-                "this block."
-            )
         bound = self.compression.rules[kind].bound_for(layer)
         self.saved.register(x, layer, bound)
 
     def after(self, kind: Kind, x: Tensor, weight: Tensor | None, y: Tensor) -> None:
         """Call the rule, which may want the gradient of the output."""
-        if self.registers and _is_map(x):
+        if self._notices(x):
             layer = name_of(self._names, kind, x, weight)
             self.compression.rules[kind].called(layer, x, weight, y)
 
-
-def _is_map(x: Tensor) -> bool:
-    return len(x) > 0 and x.shape[2:].numel() >= SMALLEST_MAP
+    def _notices(self, x: Tensor) -> bool:
+        is_map = len(x) > 0 and x.shape[2:].numel() >= SMALLEST_MAP
+        return self.registers and not _passes.paused and is_map
 
 
 class _SavingWatched:
@@ -645,7 +634,7 @@ _passes = _Passes()
 @contextlib.contextmanager
 def registering() -> Iterator[None]:
     """Compress what layers take in this context, if a pass is under way around it."""
-    if _passes.paused or not _passes.under_way:
+    if not _passes.under_way:
         yield
         return
     outer = _passes.under_way[-1]
@@ -668,17 +657,11 @@ def is_compressing() -> bool:
 @contextlib.contextmanager
 def not_compressing() -> Iterator[None]:
     """Compress nothing in this context, whose saved activations are dropped."""
-    outer = _passes.under_way[-1] if _passes.under_way else None
-    before = _passes.paused, outer is not None and outer.registers
-    _passes.paused = True
-    if outer is not None:
-        outer.registers = False
+    before, _passes.paused = _passes.paused, True
     try:
         yield
     finally:
-        _passes.paused, registers = before
-        if outer is not None:
-            outer.registers = registers
+        _passes.paused = before
 
 
 def compress_activations(
@@ -714,16 +697,12 @@ def compress_activations(
     >>> [record.form for record in compression.records.values()]
     ['dense', 'dense']
     """
-    own = vars(network).get("forward")
-    if isinstance(own, Compressing):
+    if compression_in(network) is not None:
         raise ValueError(
-            f"{type(network).__name__} has its activations compressed already; change "
-            "the rules of what compress_activations returned: its "
-            "rules['convolution'] and rules['normalisation']; or call stop_compressing "
-            "first."
-            if own.everywhere
-            else f"{type(network).__name__} has blocks that compress, by a plan. Give all "
-            "its blocks another mode first, or change the rules of its compression."
+            f"{type(network).__name__} compresses its activations already. Change the "
+            "rules of its compression, rules['convolution'] and rules['normalisation']. "
+            "Or call stop_compressing first; blocks that compress, by a plan, take another "
+            "mode."
         )
     compression = ActivationCompression(
         convolutions=convolutions, normalisations=normalisations
@@ -770,8 +749,8 @@ def compress_blocks(network: nn.Module, compression: ActivationCompression) -> N
 
 def stop_compressing_blocks(network: nn.Module) -> None:
     """End ``compress_blocks``; ``compress_activations`` stays in force."""
-    own = vars(network).get("forward")
-    if isinstance(own, Compressing) and not own.everywhere:
+    own = _compressing(network)
+    if own is not None and not own.everywhere:
         own.leave()
 
 
@@ -797,24 +776,20 @@ def stop_compressing(network: nn.Module) -> None:
     >>> compression.records
     {}
     """
-    own = vars(network).get("forward")
-    if not isinstance(own, Compressing):
+    own = _compressing(network)
+    if own is None or not own.everywhere:
         raise ValueError(
             f"compress_activations is not in force for this {type(network).__name__}: "
-            "give the network that it was called with, before its forward is replaced."
-        )
-    if not own.everywhere:
-        raise ValueError(
-            f"{type(network).__name__} has blocks that compress, by a plan. Give them "
-            "another mode instead."
+            "give the network that it was called with, before its forward is replaced. "
+            "Blocks that compress, by a plan, take another mode instead."
         )
     own.leave()
 
 
 def compression_in(network: nn.Module) -> ActivationCompression | None:
     """Give what compresses a network's blocks or all of it, if there is any."""
-    own = vars(network).get("forward")
-    return own.compression if isinstance(own, Compressing) else None
+    own = _compressing(network)
+    return None if own is None else own.compression
 
 
 def refuse_what_is_compressed(network: nn.Module) -> None:
@@ -825,8 +800,8 @@ def refuse_what_is_compressed(network: nn.Module) -> None:
     ValueError
         If ``compress_activations`` was called with it.
     """
-    own = vars(network).get("forward")
-    if isinstance(own, Compressing) and own.everywhere:
+    own = _compressing(network)
+    if own is not None and own.everywhere:
         raise ValueError(
             f"{type(network).__name__} has all its activations compressed, by "
             "compress_activations, in whatever mode its blocks are: none can be given mode "
@@ -871,6 +846,11 @@ class Compressing:
             if self.own is not None:
                 return self.own(*inputs, **keywords)
             return type(self.network).forward(self.network, *inputs, **keywords)
+
+
+def _compressing(network: nn.Module) -> Compressing | None:
+    forward = vars(network).get("forward")
+    return forward if isinstance(forward, Compressing) else None
 
 
 def _trains(network: nn.Module) -> bool:

@@ -105,7 +105,7 @@ def _mean(moment: Tensor) -> float:
 def _mean_of_state(state: Mapping[str, Any]) -> float:
     moment = state["state1"]
     if moment.dtype is not torch.uint8:
-        return float(moment.float().abs().mean())
+        return _mean(moment)
     values = state["qmap1"].abs()[moment.flatten().int()]
     scales = state["absmax1"].repeat_interleave(_BLOCK)[: values.numel()]
     return float((values * scales).mean())
@@ -124,6 +124,9 @@ class _Sums:
     A layer may be called once for each part of its weight: then each counts as its part.
     """
 
+    #: The layer that was called last, and the weight.
+    layer: str
+    weight: weakref.ref[Tensor]
     #: Of squares of the loss's gradient where the input is not zero, by output channel.
     squares: Tensor | float = 0.0
     #: Of magnitudes, of each utterance's largest one, and how many there are of each.
@@ -222,9 +225,8 @@ class GradientBound(Rule):
         #: Absolute bounds by layer, as they were last computed.
         self.bounds: dict[str, float] = {}
         self._due = self._warned = self._warned_of_momentum = False
-        # By weight: what was seen, the layer's name, and the weight itself.
+        # By storage: what was seen of a weight, and the weight itself.
         self._sums: dict[int, _Sums] = {}
-        self._layers: dict[int, str] = {}
         self._weights: dict[int, weakref.ref[Tensor]] = {}
         #: The step of the optimizer before which the weights were looked up.
         self._found_at = -1
@@ -275,13 +277,13 @@ class GradientBound(Rule):
             return
         if self._found_at != self.steps:
             self._find_weights()
-        key = _key(weight)
-        own = self._weights.get(key)
-        whole = None if own is None else own()
-        if whole is None or not whole.requires_grad:
+        # Slices of a weight lie in its storage as well.
+        key = storage_key(weight)
+        reference = self._weights.get(key)
+        whole = None if reference is None else reference()
+        if reference is None or whole is None or not whole.requires_grad:
             return
         self._notice(whole)
-        self._layers[key] = layer
         nonzero = x.detach().count_nonzero() / max(1, x.numel())
         part = weight.numel() / whole.numel()
 
@@ -289,7 +291,7 @@ class GradientBound(Rule):
             sums = self._sums.get(key)
             # Of a backward pass whose gradients were thrown away there is nothing to keep.
             if sums is None or (sums.raw_norm is not None and _is_zero(whole.grad)):
-                sums = self._sums[key] = _Sums()
+                sums = self._sums[key] = _Sums(layer, reference)
             sums.add(grad.detach(), nonzero, part)
 
         y.register_hook(look)
@@ -298,7 +300,7 @@ class GradientBound(Rule):
         # A copy follows no optimizer until ``follow`` is called.
         fresh = vars(GradientBound())
         here = [
-            "_due", "_warned", "_warned_of_momentum", "_sums", "_layers", "_weights",
+            "_due", "_warned", "_warned_of_momentum", "_sums", "_weights",
             "_followed", "_noticed", "_found_at",
         ]  # fmt: skip
         return dict(vars(self)) | {name: fresh[name] for name in here}
@@ -340,9 +342,8 @@ class GradientBound(Rule):
     def _find_weights(self) -> None:
         """Find where weights lie now: on another device, in a new layout, or new ones."""
         known = [p for optimizer in self._living() for p in _weights_of(optimizer)]
-        self._weights = {_key(p): weakref.ref(p) for p in known}
+        self._weights = {storage_key(p): weakref.ref(p) for p in known}
         self._found_at = self.steps
-        self._layers.clear()
         self._sums.clear()
 
     def _notice(self, weight: Tensor) -> None:
@@ -356,7 +357,7 @@ class GradientBound(Rule):
         if (
             self._due
             and weight.grad is not None
-            and (key := _key(weight)) in self._sums
+            and (key := storage_key(weight)) in self._sums
         ):
             norm = torch.linalg.vector_norm(weight.grad.detach(), dtype=torch.float32)
             self._sums[key].raw_norm = norm
@@ -373,7 +374,7 @@ class GradientBound(Rule):
         bounds: dict[str, float] = {}
         seen, known = self._seen(optimizer), False
         for key, weight in seen:
-            layer, sums = self._layers.pop(key), self._sums.pop(key)
+            sums = self._sums.pop(key)
             # By an overflow, for which an optimizer may skip a step by itself.
             spoiled |= not math.isfinite(float(sums.squares))
             if sums.share is None:
@@ -385,7 +386,7 @@ class GradientBound(Rule):
                 bound = self._bound(sums, self.target * momentum)
                 if 0 < bound < math.inf:
                     # Layers without a name of their own may share one.
-                    bounds[layer] = min(bound, bounds.get(layer, math.inf))
+                    bounds[sums.layer] = min(bound, bounds.get(sums.layer, math.inf))
         self.bounds.update(bounds)
         if seen and not known and not self._warned_of_momentum:
             self._warned_of_momentum = True
@@ -407,8 +408,8 @@ class GradientBound(Rule):
         own = {id(weight) for weight in _weights_of(optimizer)}
         return [
             (key, weight)
-            for key in self._layers.keys() & self._sums.keys()
-            if (weight := self._weights[key]()) is not None
+            for key, sums in self._sums.items()
+            if (weight := sums.weight()) is not None
             and id(weight) in own
             and weight.grad is not None
         ]
@@ -451,11 +452,6 @@ def _weights_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def _is_zero(grad: Tensor | None) -> bool:
     return grad is None or not bool(grad.any())
-
-
-def _key(weight: Tensor) -> int:
-    """Identify a weight by its storage, in which slices of it lie as well."""
-    return storage_key(weight)
 
 
 def _share(

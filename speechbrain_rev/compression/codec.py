@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -170,29 +170,74 @@ def encode(
             f"Activations to compress are {x.dtype}, but must be one of {allowed}: its "
             "steps are those of float32. Convert them, or keep them as they are."
         )
-    if isinstance(error_bound, Tensor) and error_bound.numel() != 1:
-        raise ValueError(
-            f"error_bound has {error_bound.numel()} values, but must be one number for a "
-            "whole tensor. Encode parts of it one by one."
-        )
     if not (isinstance(error_bound, Tensor) and error_bound.device == x.device):
         error_bound = check_positive("error_bound", float(error_bound))
     x = x.detach()
     row = _row(x)
+    compressed = functools.partial(
+        Compressed,
+        shape=tuple(x.shape),
+        stride=x.stride(),
+        dtype=x.dtype,
+        values=len(row),
+    )
+    raw = functools.partial(compressed, form=Form.RAW, payload=(x,))
     if not has_contents(x):
         bits = check_positive("assumed_bits", assumed_bits)
-        bound = math.nan if isinstance(error_bound, Tensor) else error_bound
+        limit = math.nan if isinstance(error_bound, Tensor) else error_bound
         size = math.ceil(len(row) * bits / 8)
         if size >= row.nbytes:
-            reason = Reason.ASSUMED
-            return _compressed(Form.RAW, x, bound, len(row), x, reason=reason)
+            return raw(error_bound=limit, reason=Reason.ASSUMED)
         payload = torch.empty(size, dtype=torch.uint8, device=x.device)
-        return _compressed(Form.DENSE, x, bound, len(row), payload)
+        return compressed(form=Form.DENSE, error_bound=limit, payload=(payload,))
     if not len(row):
-        bound = check_positive("error_bound", float(error_bound))
-        reason = Reason.EMPTY
-        return _compressed(Form.RAW, x, bound, 0, x, nonzeros=0, reason=reason)
-    return _encode(x, row, error_bound)
+        limit = check_positive("error_bound", float(error_bound))
+        return raw(error_bound=limit, nonzeros=0, reason=Reason.EMPTY)
+    module = _module(row)
+    if isinstance(error_bound, Tensor):
+        bound = error_bound.detach().double().reshape(())
+    else:
+        # A number that is filled in, unlike one that is copied, is not waited for.
+        bound = torch.full((), error_bound, dtype=torch.float64, device=x.device)
+    counted = module.statistics(row)
+    scale = reference.scale_of(counted, bound, x.dtype)
+    words = module.sizes(row, scale, counted)
+    # All at once and in float64, which holds each of them, for one synchronisation.
+    numbers = torch.cat([bound[None], counted.double(), scale.double(), words.double()])
+    limit, bits, nonzeros, negative, step, _, largest, *sizes = numbers.tolist()
+    limit, nonzeros = check_positive("error_bound", limit), int(nonzeros)
+    sparse, dense, base = map(int, sizes)
+    blocks = _blocks(len(row))
+    nbytes = {
+        Form.SPARSE: 4 * blocks + _blocks(nonzeros) + 4 * sparse,
+        Form.DENSE: blocks + 4 * dense + _blocks(blocks) + 4 * base,
+        Form.RAW: row.nbytes,
+    }
+    form = min(Form.SPARSE, Form.DENSE, key=nbytes.__getitem__)
+    reason = None
+    if bits >= _INFINITY_BITS:
+        reason = Reason.NOT_FINITE
+    elif not step:
+        reason = Reason.PRECISION
+    elif nbytes[form] >= nbytes[Form.RAW]:
+        reason = Reason.NO_SMALLER
+    if reason is not None:
+        return raw(error_bound=limit, nonzeros=nonzeros, reason=reason)
+    if form is Form.SPARSE:
+        payload = module.pack_sparse(row, scale, counted, nonzeros, sparse)
+    else:
+        payload = module.pack_dense(row, scale, counted, dense, base)
+    packed = compressed(
+        form=form,
+        error_bound=limit,
+        payload=payload,
+        nonzeros=nonzeros,
+        step=step,
+        largest=largest,
+        negative=negative > 0,
+    )
+    assert packed.nbytes == nbytes[form]
+    return packed
 
 
 @torch.no_grad()
@@ -224,14 +269,12 @@ def decode(compressed: Compressed) -> Tensor:
     device = kept[0].device
     row = torch.empty(compressed.values, dtype=compressed.dtype, device=device)
     if has_contents(kept[0]):
-        flags = {
-            Form.SPARSE: compressed.negative,
-            Form.DENSE: compressed.nonzeros == compressed.values,
-        }
-        module = _module(row)
-        unpack = {Form.SPARSE: module.unpack_sparse, Form.DENSE: module.unpack_dense}
-        form = compressed.form
-        unpack[form](*kept, compressed.step, compressed.largest, flags[form], row)
+        module, scale = _module(row), (compressed.step, compressed.largest)
+        if compressed.form is Form.SPARSE:
+            module.unpack_sparse(*kept, *scale, compressed.negative, row)
+        else:
+            full = compressed.nonzeros == compressed.values
+            module.unpack_dense(*kept, *scale, full, row)
     if _span(shape, stride) <= compressed.values:
         return row.as_strided(shape, stride)
     out = torch.empty_strided(shape, stride, dtype=row.dtype, device=device)
@@ -243,78 +286,6 @@ def decode(compressed: Compressed) -> Tensor:
 def has_contents(x: Tensor) -> bool:
     """Whether a tensor has numbers: those on meta and fake ones have a shape only."""
     return not (x.is_meta or is_fake(x))
-
-
-def _encode(x: Tensor, row: Tensor, error_bound: float | Tensor) -> Compressed:
-    module = _module(row)
-    if isinstance(error_bound, Tensor):
-        bound = error_bound.detach().double().reshape(())
-    else:
-        # A number that is filled in, unlike one that is copied, is not waited for.
-        bound = torch.full((), error_bound, dtype=torch.float64, device=x.device)
-    counted = module.statistics(row)
-    scale = reference.scale_of(counted, bound, x.dtype)
-    words = module.sizes(row, scale, counted)
-    # All at once and in float64, which holds each of them, for one synchronisation.
-    numbers = torch.cat([bound[None], counted.double(), scale.double(), words.double()])
-    limit, bits, nonzeros, negative, step, _, largest, *sizes = numbers.tolist()
-    limit, nonzeros = check_positive("error_bound", limit), int(nonzeros)
-    sparse, dense, base = map(int, sizes)
-    blocks = _blocks(len(row))
-    nbytes = {
-        Form.SPARSE: 4 * blocks + _blocks(nonzeros) + 4 * sparse,
-        Form.DENSE: blocks + 4 * dense + _blocks(blocks) + 4 * base,
-        Form.RAW: row.nbytes,
-    }
-    form = min(Form.SPARSE, Form.DENSE, key=nbytes.__getitem__)
-    reason = None
-    if bits >= _INFINITY_BITS:
-        reason = Reason.NOT_FINITE
-    elif not step:
-        reason = Reason.PRECISION
-    elif nbytes[form] >= nbytes[Form.RAW]:
-        reason = Reason.NO_SMALLER
-    if reason is not None:
-        return _compressed(
-            Form.RAW, x, limit, len(row), x, nonzeros=nonzeros, reason=reason
-        )
-    if form is Form.SPARSE:
-        payload = module.pack_sparse(row, scale, counted, nonzeros, sparse)
-    else:
-        payload = module.pack_dense(row, scale, counted, dense, base)
-    compressed = _compressed(
-        form,
-        x,
-        limit,
-        len(row),
-        *payload,
-        nonzeros=nonzeros,
-        step=step,
-        largest=largest,
-        negative=negative > 0,
-    )
-    assert compressed.nbytes == nbytes[form]
-    return compressed
-
-
-def _compressed(
-    form: Form,
-    x: Tensor,
-    error_bound: float,
-    values: int,
-    *payload: Tensor,
-    **more: Any,
-) -> Compressed:
-    return Compressed(
-        form=form,
-        shape=tuple(x.shape),
-        stride=x.stride(),
-        dtype=x.dtype,
-        error_bound=error_bound,
-        values=values,
-        payload=payload,
-        **more,
-    )
 
 
 def _module(row: Tensor) -> ModuleType:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -68,8 +68,8 @@ def layer_function(kind: Kind) -> Callable[[_Function], _Function]:
     return decorated
 
 
-class Watcher(Protocol):
-    """What is called around layers' calls."""
+class Watching(TorchFunctionMode):
+    """Notice calls of convolutions and batch normalisations that autograd records."""
 
     def before(self, kind: Kind, x: Tensor, weight: Tensor | None) -> None:
         """Take the input and weight of a layer that is about to run."""
@@ -77,24 +77,10 @@ class Watcher(Protocol):
     def after(self, kind: Kind, x: Tensor, weight: Tensor | None, y: Tensor) -> None:
         """Take what the layer returned as well."""
 
-
-class Watching(TorchFunctionMode):
-    """Report calls of convolutions and batch normalisations that autograd records.
-
-    Parameters
-    ----------
-    watcher : Watcher
-        Called before and after each of them.
-    """
-
-    def __init__(self, watcher: Watcher) -> None:
-        super().__init__()
-        self._watcher = watcher
-
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run a function, and call the watcher if it is a layer's."""
+        """Run a function, with a call before and after it if it is a layer's."""
         kwargs = kwargs or {}
         kind = _TORCHS.get(func) or getattr(func, "layer_kind", None)
         if kind is None or not torch.is_grad_enabled():
@@ -105,9 +91,9 @@ class Watching(TorchFunctionMode):
             return func(x, *rest, **kwargs)
         if kind is Kind.CONVOLUTION:
             x = _as_convolved(x)
-        self._watcher.before(kind, x, weight)
+        self.before(kind, x, weight)
         y = func(x, *rest, **kwargs)
-        self._watcher.after(kind, x, weight, y)
+        self.after(kind, x, weight, y)
         return y
 
 

@@ -77,8 +77,6 @@ def mask_bits(words: Tensor) -> Tensor:
 
 def widths_of(codes: Tensor) -> Tensor:
     """Return the number of bits of the largest code of each block."""
-    if not len(codes):
-        return torch.empty(0, dtype=torch.uint8, device=codes.device)
     # Codes have at most 24 bits, so that floats are exact and their exponents are the widths.
     exponents = codes.amax(1).float().view(torch.int32) >> 23
     return exponents.sub_(126).clamp_(min=0).to(torch.uint8)

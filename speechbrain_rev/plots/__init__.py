@@ -4,24 +4,24 @@ matplotlib is imported when a picture is drawn. Figures are made without pyplot,
 neither the caller's backend nor its open figures are touched, and no display is needed.
 """
 
-from speechbrain_rev.plots.corpora import corpus_histograms
-from speechbrain_rev.plots.det import ErrorRates, det_plot
-from speechbrain_rev.plots.encoders import (
+from speechbrain_rev.plots.memory import (
     EncoderPoint,
-    SizedEncoder,
-    by_parameters,
+    PartsBar,
     encoder_map,
+    memory_parts,
+    plan_map,
 )
-from speechbrain_rev.plots.memory import PartsBar, memory_parts
-from speechbrain_rev.plots.plans import plan_map
-from speechbrain_rev.plots.training import training_curves
+from speechbrain_rev.plots.training import (
+    ErrorRates,
+    corpus_histograms,
+    det_plot,
+    training_curves,
+)
 
 __all__ = [
     "EncoderPoint",
     "ErrorRates",
     "PartsBar",
-    "SizedEncoder",
-    "by_parameters",
     "corpus_histograms",
     "det_plot",
     "encoder_map",

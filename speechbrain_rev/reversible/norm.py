@@ -540,8 +540,8 @@ def _scaled(x: Tensor, scale: Tensor, shift: Tensor, *, out: Tensor) -> Tensor:
 def _scaled_on_cpu(x: Tensor, scale: Tensor, shift: Tensor, *, out: Tensor) -> Tensor:
     if not (x.is_contiguous() and out.is_contiguous()):
         return _scaled(x, scale, shift, out=out)
-    # The bits of addcmul in a quarter of its time, which is not vectorised where operands
-    # are broadcast: batch normalisation of mean 0 and variance 1.
+    # Batch normalisation of mean 0 and variance 1 has the bits of addcmul, and takes less
+    # time: addcmul is not vectorised where operands are broadcast.
     mean, none = torch.zeros_like(scale), scale.new_empty(0)
     outputs = out, none, none
     torch.native_batch_norm(

@@ -26,6 +26,8 @@ from .steps import (
 NAMES = ("revnet57", "df_revnet89")
 #: Bytes of a chunk of one utterance; None is no chunk.
 CHUNKS = (None, 4 * AUTO, 2 * AUTO, "auto", AUTO, AUTO // 2, AUTO // 4)
+#: Those that a picture names.
+NAMED = (f"{AUTO / 4e6:g} MB", f"{AUTO / 1e6:g} MB", "whole")
 STORED = Way("stored", chunk=None)
 COUNTERPART = Way("counterpart stored")
 
@@ -90,8 +92,11 @@ def draw(result: Result, path: Path) -> None:
     for row in result.rows:
         way, _, size = row["way"].partition(", ")
         curves = panels.setdefault(row["encoder"], {})
+        # Names of more points would cover each other.
+        named = way == "exact" and size in NAMED
+        memory = row["GB per utterance"] * GB / MIB
         curves.setdefault(f"reconstructed, {way}" if size else way, []).append(
-            (row["GB per utterance"] * GB / MIB, row["times the baseline"], size)
+            (memory, row["times the baseline"], size if named else "")
         )
     time_against_memory(
         panels,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,30 +15,23 @@ from speechbrain_rev.reversible.wrapping import give_mode
 from speechbrain_rev.sizes import MB
 
 from .harness import Result, interleaved_seconds, peak_bytes, require, times
-from .steps import Way, encoder_by
+from .steps import Setting, Way, encoder_by
 
 STORED, SELECTIVE = "store", "selective"
 #: SpeechBrain's own network, and its blocks.
 ECAPA, ECAPA_BLOCKS = "ECAPA-TDNN of SpeechBrain", ("blocks.*", "mfa", "asp")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Which encoders, and at which batches."""
-
-    batches: Mapping[str, int] = field(
-        default_factory=lambda: {
-            "df_resnet56": 4,
-            "resnet34": 4,
-            "resnet152": 4,
-            "revnet57": 4,
-            "df_revnet89": 4,
-            ECAPA: 16,
-        }
-    )
-    frames: int = 200
-    repeats: int = 5
-    row: Mapping[str, Any] = field(default_factory=dict)
+SETTING = Setting(
+    {
+        "df_resnet56": 4,
+        "resnet34": 4,
+        "resnet152": 4,
+        "revnet57": 4,
+        "df_revnet89": 4,
+        ECAPA: 16,
+    }
+)
 
 
 def network(name: str, mode: str, row: Mapping[str, Any]) -> nn.Module:
@@ -71,9 +63,8 @@ def check_bits(name: str, modules: Mapping[str, nn.Module], feats: Tensor) -> No
     require(equal, f"{name}: gradients or buffers of selective blocks differ.")
 
 
-def run(device: torch.device, setting: Setting | None = None) -> Result:
+def run(device: torch.device, setting: Setting = SETTING) -> Result:
     """Measure a step of each; the baseline is the network with all blocks stored."""
-    setting = setting or Setting()
     rows = []
     for name, batch in setting.batches.items():
         torch.manual_seed(1)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,29 +19,22 @@ from speechbrain_rev.planner.timing import measured_seconds
 from speechbrain_rev.sizes import MB
 
 from .harness import Result, interleaved_seconds, peak_bytes, require, times
-from .steps import Way, encoder_by, train_step
+from .steps import Setting, Way, encoder_by, train_step
 
 STORED = Way("store", streams="exact", chunk=None)
 WITH, WITHOUT = "all modes", "without selective"
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Which encoders at which batches, and which shares of their stored peaks."""
-
-    batches: Mapping[str, int] = field(
-        default_factory=lambda: {
-            "df_resnet56": 4,
-            "resnet152": 2,
-            "df_resnet233": 2,
-            "revnet197": 2,
-            "df_revnet377": 2,
-        }
-    )
-    shares: tuple[float, ...] = (0.85, 0.7, 0.6, 0.55, 0.5)
-    frames: int = 200
-    repeats: int = 5
-    row: Mapping[str, Any] = field(default_factory=dict)
+SETTING = Setting(
+    {
+        "df_resnet56": 4,
+        "resnet152": 2,
+        "df_resnet233": 2,
+        "revnet197": 2,
+        "df_revnet377": 2,
+    }
+)
+SHARES = (0.85, 0.7, 0.6, 0.55, 0.5)
 
 
 class _Planner:
@@ -85,7 +77,9 @@ def after_a_step(encoder: nn.Module, feats: Tensor) -> list[Tensor]:
     return [x.clone() for x in after if x is not None]
 
 
-def _rows(name: str, feats: Tensor, setting: Setting) -> Iterator[dict[str, Any]]:
+def _rows(
+    name: str, feats: Tensor, setting: Setting, shares: tuple[float, ...]
+) -> Iterator[dict[str, Any]]:
     planner, device = _Planner(name, feats, setting), feats.device
     stored = planner.encoder()
     expected = after_a_step(stored, feats)
@@ -94,7 +88,7 @@ def _rows(name: str, feats: Tensor, setting: Setting) -> Iterator[dict[str, Any]
     }
     peaks = {STORED.name: peak_bytes(steps[STORED.name], device)}
     ways: dict[tuple[float, str], str | None] = {}
-    for share in setting.shares:
+    for share in shares:
         budget = int(share * peaks[STORED.name])
         for way in (WITHOUT, WITH):
             try:
@@ -133,14 +127,17 @@ def _rows(name: str, feats: Tensor, setting: Setting) -> Iterator[dict[str, Any]
         }
 
 
-def run(device: torch.device, setting: Setting | None = None) -> Result:
+def run(
+    device: torch.device,
+    setting: Setting = SETTING,
+    shares: tuple[float, ...] = SHARES,
+) -> Result:
     """Measure a step of each plan; the baseline is the encoder with all blocks stored."""
-    setting = setting or Setting()
     rows: list[dict[str, Any]] = []
     for name, batch in setting.batches.items():
         torch.manual_seed(1)
         feats = torch.randn(batch, setting.frames, 80, device=device)
-        rows += _rows(name, feats, setting)
+        rows += _rows(name, feats, setting, shares)
         print(name, flush=True)
     return Result(
         "shares",

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,16 @@ FRAMES = 200
 TOLERANCE = 1e-9
 #: Bytes that reversible encoders work on at a time in checks: less than they have.
 _CHUNK = 60_000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Which encoders at which batches, of which size, and how often a step is timed."""
+
+    batches: Mapping[str, int]
+    frames: int = 200
+    repeats: int = 5
+    row: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

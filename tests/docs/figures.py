@@ -11,15 +11,7 @@ import torch
 from torch import nn
 
 from speechbrain_rev.planner.memory import LiveBytes
-from speechbrain_rev.plots.style import (
-    FAINT,
-    INK,
-    MODE_COLOURS,
-    caption,
-    finish,
-    new_figure,
-    save,
-)
+from speechbrain_rev.plots.style import FAINT, INK, MODE_COLOURS, picture
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 from speechbrain_rev.sizes import MIB
 
@@ -99,33 +91,24 @@ def reversible_step(
     title, source : str
         What is shown, and what network the bytes are of.
     """
-    figure = new_figure(10.0, 4.4)
-    grid = figure.add_gridspec(2, 2, width_ratios=[1.0, 1.15])
-    _draw_block(figure.add_subplot(grid[0, 0]), forward=True)
-    _draw_block(figure.add_subplot(grid[1, 0]), forward=False)
-    axes = figure.add_subplot(grid[:, 1])
-    for mode, passes in alive.items():
-        moments = [
-            np.linspace(start, start + 1, len(sizes))
-            for start, sizes in enumerate(passes)
-        ]
-        axes.plot(
-            np.concatenate(moments),
-            np.concatenate(passes) / MIB,
-            color=MODE_COLOURS[mode],
-            lw=1.4,
-            label=mode,
-        )
-    axes.axvline(1, color=FAINT, lw=0.8, ls=":")
-    axes.set_xlim(0, 2)
-    axes.set_ylim(bottom=0)
-    axes.set_xticks([0.5, 1.5], ["forward pass", "backward pass"])
-    axes.tick_params(axis="x", length=0)
-    axes.set_ylabel("MiB alive")
-    finish(axes, grid="both")
-    axes.grid(visible=False, axis="x")
-    caption(figure, axes, title, source, columns=len(alive))
-    save(figure, path)
+    with picture(path, 10.0, 4.4, title=title, source=source, columns=3) as figure:
+        grid = figure.add_gridspec(2, 2, width_ratios=[1.0, 1.15])
+        _draw_block(figure.add_subplot(grid[0, 0]), forward=True)
+        _draw_block(figure.add_subplot(grid[1, 0]), forward=False)
+        axes = figure.add_subplot(grid[:, 1], xlim=(0, 2), ylabel="MiB alive")
+        for mode, passes in alive.items():
+            moments = [
+                np.linspace(start, start + 1, len(sizes))
+                for start, sizes in enumerate(passes)
+            ]
+            sizes = np.concatenate(passes) / MIB
+            colour = MODE_COLOURS[mode]
+            axes.plot(np.concatenate(moments), sizes, "-", color=colour, label=mode)
+        axes.axvline(1, color=FAINT, lw=0.8, ls=":")
+        axes.set_ylim(bottom=0)
+        axes.set_xticks([0.5, 1.5], ["forward pass", "backward pass"])
+        axes.tick_params(axis="x", length=0)
+        axes.grid(visible=False, axis="x")
 
 
 def _draw_block(axes: Axes, *, forward: bool) -> None:

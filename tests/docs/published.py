@@ -90,8 +90,7 @@ def draw(path: Path) -> None:
         bars,
         path,
         title="Memory of a training step: Table I of the paper, and counted here",
-        unit="GB",
-        source="Published: a 2080 Ti, gradients not named, others are the framework's. "
+        source="Published in GB: a 2080 Ti, gradients not named, others are the framework's. "
         "Counted: meta tensors, float32, 200 frames, others are the batch.",
     )
 

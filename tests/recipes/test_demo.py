@@ -145,9 +145,8 @@ def run():
 def test_bars_are_as_long_as_a_step_and_curves_go_through_their_depths(run, drawn):
     steps = {"store": (3.0 * 2**30, 1.5), "reconstruct": (2.0**20, 2.5)}
     depths = {"store": {9: 2**20, 5: 2**19}, "reconstruct": {5: 2**18, 9: 2**18}}
-    peaks, seconds, curves = drawn(
-        run.memory_by_depth, steps, depths, title="T", source="S"
-    ).axes
+    figure = drawn(run.memory_by_depth, steps, depths, title="T", source="S")
+    (peaks, seconds, curves), (legend,) = figure.axes, figure.legends
     assert [bar.get_width() for bar in peaks.patches] == [3072, 1]
     assert [bar.get_width() for bar in seconds.patches] == [1.5, 2.5]
     assert texts_of(peaks.get_yticklabels()) == list(steps)
@@ -156,7 +155,7 @@ def test_bars_are_as_long_as_a_step_and_curves_go_through_their_depths(run, draw
     assert texts_of(peaks.texts) == ["3,072", "1"]
     expected = [[(5, 0.5), (9, 1.0)], [(5, 0.25), (9, 0.25)]]
     assert [points_of(line) for line in curves.lines] == expected
-    assert texts_of(curves.texts) == list(depths)
+    assert texts_of(legend.texts) == list(depths)
 
 
 @pytest.mark.slow

@@ -383,7 +383,7 @@ def test_differences_are_drawn_in_percentage_points_as_they_were_judged(
     assert [row.shown for row in rows] == [difference["within"] == "yes", False, True]
     assert rows[0].label == "revnet46 \N{MINUS SIGN} resnet34"
     assert words["source"].endswith(
-        "\none, torch 2.11; other, torch 2.11; since 2026-01-01."
+        " one, torch 2.11; other, torch 2.11; since 2026-01-01."
     )
     panels, _ = drawn["curves_over_seeds"]
     assert panels["training loss"] == dict.fromkeys(

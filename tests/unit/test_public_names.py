@@ -44,9 +44,8 @@ PUBLIC = {
         "remedies", "repeated_blocks", "step_of", "sweep",
     },
     "plots": {
-        "EncoderPoint", "ErrorRates", "PartsBar", "SizedEncoder", "by_parameters",
-        "corpus_histograms", "det_plot", "encoder_map", "memory_parts", "plan_map",
-        "training_curves",
+        "EncoderPoint", "ErrorRates", "PartsBar", "corpus_histograms", "det_plot",
+        "encoder_map", "memory_parts", "plan_map", "training_curves",
     },
     "optim": {
         "SGD", "Adam", "AdamW", "Lion", "build_optimizer", "state_bytes",

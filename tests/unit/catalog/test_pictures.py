@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from speechbrain_rev.catalog import Training, pictures, select
-from speechbrain_rev.catalog.table import ListedEncoder
 from speechbrain_rev.sizes import GIB
 
 CARD = Training(8 * GIB, batch=128, frames=200)
@@ -15,7 +14,7 @@ CARD = Training(8 * GIB, batch=128, frames=200)
 def drawn(monkeypatch):
     """Draw nothing; give what would be drawn, and its words."""
     calls = []
-    for name in ("encoder_map", "by_parameters", "memory_parts", "plan_map"):
+    for name in ("encoder_map", "memory_parts", "plan_map"):
         monkeypatch.setattr(
             pictures, name, lambda *given, **words: calls.append((given, words))
         )
@@ -54,22 +53,6 @@ def test_the_words_have_batch_length_and_where_figures_are_from(drawn, uncounted
     assert "meta tensors" in words["source"]
 
 
-def test_the_picture_of_plans_shows_modes_beside_what_was_published(tight, drawn):
-    lacking = dataclasses.replace(tight[1], counted_bytes=10 * GIB)
-    (fits, not_fits), words = drawn(pictures.draw_plans, [tight[0], lacking])
-    assert fits.planned_bytes == tight[0].counted_bytes / 128
-    assert not_fits.planned_bytes is None
-    assert fits.lightest_bytes < fits.planned_bytes < fits.stored_bytes
-    # Batches were published for another GPU, memory for an utterance of this length.
-    assert (fits.published_bytes, fits.published_batch) == (0.03e9, None)
-    assert fits.largest_batch == tight[0].largest_batch
-    assert "128 utterances of 2 s as planned for 5 GiB" in words["title"]
-    assert "marks counted" in words["source"]
-    on_11_gib = ListedEncoder(tight[0].model.row, Training(11 * GIB, 128, 200))
-    alike = dataclasses.replace(tight[0], model=on_11_gib)
-    assert drawn(pictures.draw_plans, [alike])[0][0].published_batch == 300
-
-
 def test_the_picture_of_breakdowns_shows_the_parts(pairs, drawn):
     cases = [case for pair in pairs for case in pair]
     bars, words = drawn(pictures.draw_breakdowns, pairs)
@@ -103,7 +86,7 @@ def test_a_picture_has_the_format_of_its_ending_and_others_are_refused(pairs, tm
     for name in ("models", "models.png.txt"):
         message = rf"--plot takes .*\.png, \.pdf or \.svg, not {name}\."
         with pytest.raises(ValueError, match=message):
-            pictures.draw_models(select(CARD), name)
+            pictures.check_picture(name)
 
 
 def test_a_batch_without_a_plan_is_left_white_and_named(swept, drawn):

@@ -370,7 +370,7 @@ def test_what_is_not_finite_is_kept_and_counted_once_for_all_that_share_it():
     [
         ("convolution", 0.01, torch.float32, r"rule of convolutions is 0\.01"),
         ("convolutions", FixedBound(1), torch.float32, "one of 'convolution' and one"),
-        ("convolution", FixedBound(1), torch.float64, "float64.*Convert the network"),
+        ("convolution", FixedBound(1), torch.float64, "float64.*Convert them"),
     ],
 )
 def test_rules_and_types_that_cannot_be_are_refused_in_the_next_pass(
@@ -557,7 +557,7 @@ class TestBlocks:
         assert compression_in(network) is compression
         stop_compressing(network)
         compress_blocks(network, ActivationCompression())
-        with pytest.raises(ValueError, match="blocks that compress, by a plan"):
+        with pytest.raises(ValueError, match="Blocks that compress, by a plan"):
             stop_compressing(network)
 
 

@@ -94,11 +94,14 @@ def test_bounds_do_not_depend_on_loss_scale_accumulation_and_clipping(form):
     assert clipped.steps(clip=norm / 8) == pytest.approx(plain, rel=1e-3)
 
 
+@pytest.mark.parametrize("backend", ["native", "bitsandbytes"])
 @pytest.mark.parametrize("bits", [8, 32])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_momentum_is_read_on_the_gradients_scale(name, bits):
+def test_momentum_is_read_on_the_gradients_scale(name, bits, backend):
     more = {"momentum": 0.9} if name == "sgd" else {}
-    make = functools.partial(build_optimizer, name=name, bits=bits, lr=1e-9, **more)
+    make = functools.partial(
+        build_optimizer, name=name, bits=bits, backend=backend, lr=1e-9, **more
+    )
     training = Training(WIDE, make=make)
     training.steps(1)
     mean = float(training.conv.weight.grad.abs().mean())
@@ -267,11 +270,9 @@ def test_a_copy_follows_nothing_and_what_is_no_state_changes_nothing():
     bound = training.steps()
     rule = copy.deepcopy(training.compression).rules["convolution"]
     assert (rule.bounds, rule._weights) == (training.bound.bounds, {})
-    kinds = {"convolution": {}}
-    for state in ({}, {"foo": 1}, kinds | {"normalisation": {}}, kinds):
-        with pytest.raises(ValueError, match="The state of a"):
-            training.compression.load_state_dict(state)
-        assert (training.bound.bounds[""], training.bound.steps) == (bound, 2)
+    with pytest.raises(ValueError, match="The state of a GradientBound"):
+        training.compression.load_state_dict({"convolution": {}, "normalisation": {}})
+    assert (training.bound.bounds[""], training.bound.steps) == (bound, 2)
 
 
 def test_an_optimizer_without_momentum_is_warned_of_once():

@@ -1,45 +1,39 @@
-"""What all pictures share: names beside points, nothing to draw, and matplotlib's door."""
+"""What all pictures share: title, legend, source, the file, and matplotlib's door."""
 
 import subprocess
 import sys
 
+import matplotlib
 import pytest
 
 from speechbrain_rev import plots
-from speechbrain_rev.plots.style import new_figure, write_names
-from tests.pictures import check_names
+from speechbrain_rev.plots.style import picture
+from tests.pictures import texts_of
 
 
-def named(places, *, marks=(), **options):
-    """Write names in axes from 0 to 1; return their texts by name."""
-    figure = new_figure(4.0, 3.0)
-    axes = figure.add_subplot(xlim=(0, 1), ylim=(0, 1))
-    colours = dict.fromkeys(places, "black")
-    write_names(figure, axes, places, colours, marks=marks, mark_size=6.0, **options)
-    check_names(axes, [*marks, *places.values()], places)
-    return {text.get_text(): text for text in axes.texts if text.get_text()}
-
-
-@pytest.mark.parametrize(("upwards", "sign"), [(True, 1), (False, -1)])
-def test_names_of_close_points_stand_like_flags_that_of_the_last_one_lowest(
-    upwards, sign
+def test_the_legend_has_each_label_once_below_the_title_and_the_source_fits(
+    figures, tmp_path
 ):
-    places = {f"point {i}": (0.4 + 0.02 * i, 0.5) for i in range(5)}
-    texts = named(places, upwards=upwards)
-    heights = [sign * texts[name].get_position()[1] for name in reversed(places)]
-    assert heights == sorted(heights)
-    assert heights[0] == pytest.approx(0)
+    before = dict(matplotlib.rcParams)
+    with picture(
+        tmp_path / "a.png", 4, 3, title="T", source="a source " * 40
+    ) as figure:
+        for axes in figure.subplots(2, 1):
+            axes.plot([1, 2], label="ours")
+    (legend,) = figure.legends
+    assert (legend.get_title().get_text(), texts_of(legend.texts)) == ("T", ["ours"])
+    figure.draw_without_rendering()
+    for shown in (legend, figure._supxlabel):
+        assert 0 <= shown.get_window_extent().x0 <= shown.get_window_extent().x1
+        assert shown.get_window_extent().x1 <= figure.bbox.width
+    # The caller's settings are as they were.
+    assert dict(matplotlib.rcParams) == before
 
 
-def test_a_name_gives_way_to_marks_and_to_the_ends_of_the_axes():
-    right, up = named({"a": (0.5, 0.5)})["a"].get_position()
-    assert 3 < right < 10
-    assert up == pytest.approx(0)
-    assert named({"a": (0.5, 0.5)}, marks=[(0.55, 0.5)])["a"].get_position()[1] > 4
-    assert named({"last one": (0.99, 0.5)})["last one"].get_position()[0] < 0
-    assert named({"a": (0.5, 1.0)})["a"].get_position()[1] < 0
-    full = {f"point {i}": (0.4 + 0.02 * i, 0.9) for i in range(5)}
-    assert min(text.get_position()[1] for text in named(full).values()) < -4
+def test_where_drawing_fails_no_file_is_written(tmp_path):
+    with pytest.raises(KeyError), picture(tmp_path / "a.png", 4, 3):
+        raise KeyError
+    assert not list(tmp_path.iterdir())
 
 
 def test_drawing_needs_no_pyplot_and_importing_neither_matplotlib_nor_torch(tmp_path):
@@ -67,7 +61,6 @@ def test_without_matplotlib_the_way_out_is_named(monkeypatch, tmp_path):
     ("name", "given", "options"),
     [
         ("encoder_map", [[]], {"eer_label": "E", "memory_label": "M", "cards": {}}),
-        ("by_parameters", [[]], {"total_batch": 256}),
         ("plan_map", [{8: {}}, {}], {}),
     ],
 )
