@@ -7,9 +7,9 @@ file that defines such a key is refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from speechbrain_rev.hparams.document import Value, unknown
+from speechbrain_rev.hparams.document import KeyPath, unknown
 from speechbrain_rev.hparams.knobs import KNOBS
 
 COMMAND_LINE = "command line"
@@ -32,18 +32,20 @@ RUN_OPTIONS = (
 SCRIPT_OPTIONS = ("dry_run",)
 
 
-def refuse_swallowed_keys(root: Value) -> None:
+def refuse_swallowed_keys(
+    root: Mapping[str, object], places: Mapping[KeyPath, str]
+) -> None:
     """Refuse keys that SpeechBrain's command line would take for run options.
 
     A key that is a run option by its full name passes: SpeechBrain's ``Brain`` looks
     for it in the file too.
     """
-    for key, value in root.content.items():
+    for key in map(str, root):
         options = [name for name in RUN_OPTIONS if name.startswith(key)]
         # --help is no setting: it ends the program.
         if options and (key not in options or key == "help"):
             raise ValueError(
-                f"{value.where}: the key {key!r} is the beginning of SpeechBrain's run "
+                f"{places[(key,)]}: the key {key!r} is the beginning of SpeechBrain's run "
                 f"option --{' and --'.join(options)}, which --{key} would set there. "
                 f"Rename the key, for instance to my_{key}."
             )

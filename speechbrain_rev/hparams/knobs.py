@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from speechbrain_rev.architectures import ARCHITECTURES, nearest
 from speechbrain_rev.heads import HEAD_OF, POOLINGS
-from speechbrain_rev.hparams.document import Reference
 from speechbrain_rev.modes import ALONE, MEMORY_FORMATS, STREAMS
 from speechbrain_rev.optimizers import OPTIMIZERS
 from speechbrain_rev.sizes import parse_size
@@ -83,7 +82,7 @@ class Knob:
     several: bool = False
 
     def has_kind(self, value: object) -> bool:
-        """Return whether a plain value is of the knob's type; a reference may be.
+        """Return whether a plain value is of the knob's type.
 
         Examples
         --------
@@ -92,7 +91,7 @@ class Knob:
         """
         if value is None:
             return self.null
-        if self._is_word(value) or isinstance(value, Reference):
+        if self._is_word(value):
             return True
         if self.several and isinstance(value, list):
             return bool(value) and all(type(one).__name__ == self.kind for one in value)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ruamel.yaml.comments import CommentedMap
+
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.hparams.document import Value
+from speechbrain_rev.hparams.document import KeyPath, dump, entries
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.optimizers import OPTIMIZERS, form_of
 
@@ -229,17 +231,15 @@ _FEATURES = {
 }
 
 
-def refuse_other_features(values: Iterable[Value]) -> None:
+def refuse_other_features(root: CommentedMap, places: Mapping[KeyPath, str]) -> None:
     """Refuse settings whose features are not those that embedding rebuilds."""
-    for value in values:
-        if not value.path.startswith(tuple(_FEATURES)):
+    for path, value, _ in entries(root):
+        dotted = ".".join(path)
+        if not dotted.startswith(tuple(_FEATURES)):
             continue
-        tag = value.tag if value.tag.startswith("!") else ""
-        text = value.content if isinstance(value.content, str) else ""
-        given = f"{tag} {text}".strip()
-        if given != (expected := _FEATURES.get(value.path, "left out")):
+        if (given := dump(value)) != (expected := _FEATURES.get(dotted, "left out")):
             raise ValueError(
-                f"{value.where}: {value.path} is {given}, but must be {expected}: embedding a "
+                f"{places[path]}: {dotted} is {given}, but must be {expected}: embedding a "
                 "run builds its features anew from n_mels and sample_rate alone, and "
                 "would not see this change. Change those two only."
             )

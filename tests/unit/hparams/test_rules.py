@@ -80,7 +80,7 @@ NORM = "!new:speechbrain.processing.features.InputNormalization"
         (
             "",
             f"mean_var_norm: {NORM} [global]",
-            "mean_var_norm[0] is global, but must be",
+            f"mean_var_norm is {NORM} [global], but must be",
         ),
         (
             "",
