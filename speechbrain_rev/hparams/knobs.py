@@ -322,8 +322,7 @@ KNOBS = {
     "memory_format": Knob(
         "str", "ours, by the benchmark formats", one_of=tuple(MEMORY_FORMATS)
     ),
-    "cudnn_benchmark": _switch("ours, for equal bits in every mode"),
-    "cudnn_deterministic": _switch("ours, for equal bits in every mode"),
+    "deterministic": _switch("ours, for equal bits in every mode"),
     "verify": Knob("str", "ours", null=True, one_of=("first", "raise", "warn")),
     "sync_batchnorm": _switch("ours; the paper states nothing"),
     "zero_init_residual": _switch(
@@ -349,7 +348,6 @@ KNOBS = {
     "trial_lists": Knob("list of str", "ours; SpeechBrain has one, verification_file"),
     "trials_folder": _folder("ours", several=True),
     "bad_files": Knob("str", "ours", one_of=("refuse", "drop")),
-    "any_extension": _switch("ours"),
     "outside_files": _switch("ours"),
     "short": Knob("str", "ours", one_of=("repeat", "pad", "drop")),
     "check_audio": _switch("ours"),
