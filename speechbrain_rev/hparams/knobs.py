@@ -261,12 +261,10 @@ KNOBS = {
     ),
     "num_workers": _count_or_none("SpeechBrain", "processes"),
     "ckpt_interval_steps": _count_or_none("ours; the knob is SpeechBrain's", "steps"),
-    "keep_checkpoints": _count("ours: as many as WeSpeaker averages", "checkpoints"),
     "logger": Knob(
         "str", "SpeechBrain's loggers; the knob is ours", null=True,
         one_of=("tensorboard", "wandb"),
     ),
-    "wandb_project": _file("ours"),
     # encoder
     "arch": Knob(
         "str", "paper (III, Tables II to VI); which one is ours", one_of=tuple(ARCHITECTURES),
@@ -361,17 +359,11 @@ KNOBS = {
         "float", "ours: what chunk_samples need at the fastest speed", "s",
         above=0, at_most=3600, why="It is in seconds.",
     ),
-    "out_n_neurons": _count("paper (V-A): 5994 speakers, three speeds", "speakers x speeds"),
     # augmentation
     "speeds": Knob("list of float", "paper (V-A)", "times", above=0, at_most=10),
     "augment_prob": Knob("float", "paper (V-A)", "probability", at_least=0, at_most=1),
     "noise_folder": _file("paper (V-A): MUSAN"),
     "rir_folder": _file("paper (V-A): RIR"),
-    "snr_low": Knob(
-        "float", "SpeechBrain; the ranges of folders are Kaldi's, of its x-vector recipe",
-        "dB",
-    ),
-    "snr_high": Knob("float", "SpeechBrain", "dB"),
     # objective
     "loss": Knob("str", "paper (V-C)", one_of=tuple(HEAD_OF)),
     "margin": Knob("float", "paper (V-C)", "radians", at_least=0, below=math.pi),
@@ -402,7 +394,6 @@ KNOBS = {
         "and SGD's was not tried",
         null=True, at_least=0,
     ),
-    "momentum": Knob("float", "paper (V-C)", null=True, at_least=0, below=1),
     "nesterov": _switch("paper (V-C); WeSpeaker's is Nesterov's", null=True),
     "max_grad_norm": Knob(
         "float", "SpeechBrain; in the study neither 1 nor no clipping was clearly better",

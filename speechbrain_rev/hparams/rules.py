@@ -60,8 +60,8 @@ class KnobRule:
 
         Examples
         --------
-        >>> rule = KnobRule(("snr_low", "snr_high"), lambda low, high: low <= high, "")
-        >>> rule.broken({"snr_low": 5.0, "snr_high": 0.0})
+        >>> rule = KnobRule(("final_lr", "lr"), lambda last, first: last <= first, "")
+        >>> rule.broken({"final_lr": 0.5, "lr": 0.1})
         True
         """
         given = [values.get(name) for name in self.knobs]
@@ -98,7 +98,7 @@ _OPTIMIZER_RULES = tuple(
         f"this optimizer has no such {option} in this form. Leave it out, or change one of "
         f"the others.",
     )
-    for option in ("momentum", "nesterov", "weight_decay")
+    for option in ("nesterov", "weight_decay")
 )
 RULES = (
     KnobRule(
@@ -177,11 +177,6 @@ RULES = (
         "largest speed / sample_rate seconds.",
     ),
     KnobRule(
-        ("snr_low", "snr_high"),
-        lambda low, high: low <= high,
-        "the lowest ratio is above the highest.",
-    ),
-    KnobRule(
         ("margin_start_epoch", "margin_end_epoch"),
         lambda start, end: start <= end,
         "the margin stops rising before it starts. Give a later end, or equal epochs "
@@ -196,11 +191,6 @@ RULES = (
         ("warmup_epochs", "number_of_epochs"),
         lambda warmup, epochs: warmup < epochs,
         "the warm-up must end before training does. For a short run, give 0.0.",
-    ),
-    KnobRule(
-        ("keep_checkpoints", "average_checkpoints"),
-        lambda keep, average: average <= keep,
-        "those that are averaged must be kept. Keep at least as many.",
     ),
     *_OPTIMIZER_RULES,
     KnobRule(

@@ -127,7 +127,7 @@ CHOICES = {
     "trial_lists": st.lists(TEXTS, max_size=3),
     "arch": st.sampled_from(sorted(ARCHITECTURES)),
     "batch_size": st.integers(1, 2**63 - 1),
-    "snr_low": st.sampled_from([-1e30, -1e-5, -0.0, 1]),
+    "convolution_error": st.sampled_from([1e-30, 1e-5, 0.5, 1]),
     "scale": st.sampled_from([1e-300, 1.5e-07, 1, 123456.0, 1e300]),
     "sync_batchnorm": st.booleans(),
     "speeds": st.sampled_from([[1.0], [0.9, 1.0], [1.0, 1.05, 0.95]]),

@@ -178,7 +178,6 @@ BUILT = {
         {
             "optimizer_name": [*OPTIMIZERS],
             "optimizer_bits": [8, 32],
-            "momentum": [None, 0.9],
             "nesterov": [None, True],
             "weight_decay": [0.0, 0.1],
         },
@@ -198,8 +197,6 @@ BUILT = {
         lambda **options: SpeakerAugment(out_n_neurons=60, **options),
         {
             "speeds": [[0.9, 1.0], [0.9], [1.0, 1.0], [1.0, -0.9]],
-            "snr_low": [0.0, 5.0],
-            "snr_high": [0.0, 5.0],
         },
         {},
     ),

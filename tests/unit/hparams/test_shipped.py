@@ -69,7 +69,6 @@ def test_files_have_the_values_that_they_are_for():
     settings = plain_settings(resolve(FOLDER / "revnet57.yaml", DATA))
     requested = {**PUBLISHED_SETTINGS, "cohort_top_n": 600}
     assert {key: settings[key] for key in requested} == requested
-    assert settings["momentum"] is None
     assert OPTIMIZERS["sgd"].options["momentum"].default == 0.9
 
 
