@@ -41,7 +41,6 @@ from speechbrain_rev.hparams.document import (
     read_file,
     tag_of,
     text_of,
-    unknown,
 )
 from speechbrain_rev.hparams.knobs import KNOBS, WORDS, Knob
 from speechbrain_rev.hparams.rules import RULES, refuse_other_features
@@ -390,7 +389,7 @@ class Settings:
                     f"{name} is {values[name]} ({self.places[(name,)]})"
                     for name in rule.knobs
                 )
-                raise ValueError(f"{named}: {rule.advice(values)}")
+                raise ValueError(f"{named}: {rule.words}")
 
     def _takes(self, path: KeyPath, value: object) -> Knob:
         """Return what a value of the complete file may become."""
@@ -438,7 +437,7 @@ class Settings:
         for depth, name in enumerate(target):
             siblings = value if isinstance(value, Mapping) else {}
             if name not in siblings:
-                words = unknown(
+                words = unknown_key(
                     name, siblings, "".join(f"{k}." for k in target[:depth])
                 )
                 raise ValueError(

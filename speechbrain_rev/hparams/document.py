@@ -17,8 +17,6 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from speechbrain_rev.architectures import nearest
-
 PLACEHOLDER = "!PLACEHOLDER"
 #: Tags of a text that stands for another value.
 FOLLOWED = ("!ref", "!copy")
@@ -150,35 +148,3 @@ def line_of(mapping: Mapping[str, Any], key: str) -> str:
     """Return the line of a key, if its mapping was read and not merged by ``<<``."""
     lines = mapping.lc.data if isinstance(mapping, CommentedMap) else None
     return f", line {lines[key][0] + 1}" if lines and key in lines else ""
-
-
-#: What the command line and other toolkits call a setting of the recipe.
-_ALSO_CALLED = {
-    "batch": "batch_size",
-    "budget": "memory_budget",
-    "card": "memory_budget",
-    "encoder": "arch",
-    "epochs": "number_of_epochs",
-    "frames": "chunk_samples",
-    "learning_rate": "lr",
-    "model": "arch",
-    "out": "output_folder",
-    "segment_seconds": "sentence_len",
-    "workers": "num_workers",
-}
-
-
-def unknown(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return that a key is unknown, and which known one it may have meant.
-
-    Examples
-    --------
-    >>> unknown("optimiser_bits", ["optimizer_bits", "lr"])
-    "unknown key 'optimiser_bits'. Did you mean optimizer_bits?"
-    >>> unknown("frames", ["streams", "chunk_samples"])
-    "unknown key 'frames'. Did you mean chunk_samples?"
-    """
-    known = list(known)
-    ours = _ALSO_CALLED.get(name.lower(), "")
-    near = nearest(ours if ours in known else name, known, prefix)
-    return f"unknown key {prefix + name!a}.{near}"

@@ -1,13 +1,13 @@
-"""The range, unit and source of each training knob.
+"""The type and range of each training knob.
 
 The table refuses values that would fail late, or train something else than was asked for.
-To add a knob to ``hparams/train.yaml``, add its row: checks, the page of settings and the
-tests' edge cases follow from it. Rules between several knobs are in ``rules``.
+To add a knob to ``hparams/train.yaml``, add its row: checks and the tests' edge cases
+follow from it; its source and unit are in ``tests/docs/yaml_reference.py``. Rules between several knobs are in ``rules``.
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -43,14 +43,10 @@ class Knob:
         A key of ``WORDS``. Bounds hold for each member of a list.
     several : bool
         Whether a list of such values is taken too.
-    source : str
-        Source of the value in ``hparams/train.yaml``, for the page of settings.
-    unit : str
-        Unit of a number.
     null : bool
         Whether null means something.
     at_least, above, at_most, below : float
-        Bounds. Numbers are always finite, integers fit 64 bits, texts are not empty.
+        Bounds. Numbers are always finite, texts are not empty.
     one_of : tuple of str or int
         All allowed values, if they can be listed.
     or_word : str
@@ -66,8 +62,6 @@ class Knob:
     """
 
     kind: str
-    source: str = ""
-    unit: str = ""
     null: bool = False
     at_least: float = -math.inf
     above: float = -math.inf
@@ -118,12 +112,8 @@ class Knob:
             return value in self.one_of
         if isinstance(value, int | float):
             # Infinity is not below infinity.
-            in_range = (
-                self.at_least <= value <= self.at_most
-                and self.above < value < self.below
-            )
-            fits = isinstance(value, float) or -(2**63) <= value < 2**63
-            return in_range and fits
+            in_range = self.at_least <= value <= self.at_most
+            return in_range and self.above < value < self.below
         if self.reads is not None and isinstance(value, str):
             return self.reads(value)
         return value != ""
@@ -172,24 +162,16 @@ class Knob:
 
         Examples
         --------
-        >>> Knob("str", one_of=("sgd", "adam")).advice("[sgd, adam]")
-        ' Give one of them.'
         >>> Knob("float", why="It is in seconds.").advice(math.inf)
         ' It is in seconds. It must be finite.'
         """
         words = f" {self.why}" if self.why else ""
         names = [str(name) for name in self.one_of]
-        if names and isinstance(value, str):
-            if len(set(names) & set(re.findall(r"\w+", value))) > 1:
-                words += " Give one of them."
-            elif len(names) > MOST_IN_A_SENTENCE:
-                words += nearest(value, names)
         if len(names) > MOST_IN_A_SENTENCE:
+            words += nearest(value, names) if isinstance(value, str) else ""
             words += f" All are: {', '.join(names)}."
         if isinstance(value, float) and not math.isfinite(value):
             words += " It must be finite."
-        if isinstance(value, int) and abs(value) >= 2**63:
-            words += " It must fit 64 bits."
         return words
 
     def refusal(self, shown: str, value: object = None) -> str:
@@ -236,13 +218,14 @@ def _is_pattern(text: str) -> bool:
 
 
 # What several knobs share.
-_file = functools.partial(Knob, "str", null=True)
-_folder = functools.partial(Knob, "str")
-_switch = functools.partial(Knob, "bool")
-_count = functools.partial(Knob, "int", at_least=1)
-_count_or_none = functools.partial(Knob, "int", at_least=0)
-_error = functools.partial(Knob, "float", above=0, at_most=1)
-_rate = functools.partial(Knob, "float", null=True, above=0)
+_file = Knob("str", null=True)
+_folder = Knob("str")
+_switch = Knob("bool")
+_count = Knob("int", at_least=1)
+_count_or_none = Knob("int", at_least=0)
+_count_or_null = Knob("int", null=True, at_least=1)
+_rate = Knob("float", null=True, above=0)
+_error = Knob("float", above=0, at_most=1)
 
 #: Numbers of stages that encoders have.
 _STAGES = tuple(sorted({len(row.strides) for row in ARCHITECTURES.values()}))
@@ -251,170 +234,102 @@ _STAGES = tuple(sorted({len(row.strides) for row in ARCHITECTURES.values()}))
 KNOBS = {
     # run
     "seed": Knob(
-        "int", "SpeechBrain", at_least=0, at_most=2**32 - 1,
+        "int", at_least=0, at_most=2**32 - 1,
         why="For another one, SpeechBrain would seed with 0.",
     ),
-    "output_folder": _folder("ours, after SpeechBrain"),
-    "pretrained_run": _file("ours"),
-    "precision": Knob(
-        "str", "ours; the paper states none", one_of=("fp32", "bf16", "fp16"),
-    ),
-    "num_workers": _count_or_none("SpeechBrain", "processes"),
-    "ckpt_interval_steps": _count_or_none("ours; the knob is SpeechBrain's", "steps"),
-    "logger": Knob(
-        "str", "SpeechBrain's loggers; the knob is ours", null=True,
-        one_of=("tensorboard", "wandb"),
-    ),
+    "output_folder": _folder,
+    "pretrained_run": _file,
+    "precision": Knob("str", one_of=("fp32", "bf16", "fp16")),
+    "num_workers": _count_or_none,
+    "ckpt_interval_steps": _count_or_none,
+    "logger": Knob("str", null=True, one_of=("tensorboard", "wandb")),
     # encoder
-    "arch": Knob(
-        "str", "paper (III, Tables II to VI); which one is ours", one_of=tuple(ARCHITECTURES),
-    ),
-    "widths": Knob(
-        "list of int", "paper (Tables II to IV)", "channels",
-        null=True, lengths=_STAGES, at_least=1, at_most=2**14,
-    ),
-    "blocks": Knob(
-        "list of int", "paper (Tables II to IV)", "blocks",
-        null=True, lengths=_STAGES, at_least=0, at_most=10_000,
-    ),
+    "arch": Knob("str", one_of=tuple(ARCHITECTURES)),
+    "widths": Knob("list of int", null=True, lengths=_STAGES, at_least=1, at_most=2**14),
+    "blocks": Knob("list of int", null=True, lengths=_STAGES, at_least=0, at_most=10_000),
     "n_mels": Knob(
-        "int", "paper (V-C)", "bands",
-        at_least=min(row.geometry().downsampling for row in ARCHITECTURES.values()),
+        "int", at_least=min(row.geometry().downsampling for row in ARCHITECTURES.values()),
         at_most=512, why="Strides of the encoder divide them.",
     ),
-    "embedding_dim": Knob("int", "paper (V-C)", "values", at_least=1, at_most=2**16),
-    "pooling": Knob("str", "paper (V-C)", one_of=tuple(POOLINGS)),
-    "mode": Knob(
-        "str",
-        "reconstruct: paper (III); compress: error-bounded compression; which one by null is "
-        "ours",
-        null=True, one_of=tuple(mode.value for mode in ALONE),
-    ),
-    "convolution_error": _error(
-        "error-bounded compression (0.01 is the coefficient of its equation 8)",
-        "fraction of the momentum",
-    ),
-    "normalisation_error": _error(
-        "ours, by the benchmark compressed_bounds", "fraction of the deviation"
-    ),
+    "embedding_dim": Knob("int", at_least=1, at_most=2**16),
+    "pooling": Knob("str", one_of=tuple(POOLINGS)),
+    "mode": Knob("str", null=True, one_of=tuple(mode.value for mode in ALONE)),
+    "convolution_error": _error,
+    "normalisation_error": _error,
     "memory_budget": Knob(
-        "str", "after Jiang et al.", "bytes, by the unit in the text", null=True,
-        reads=lambda text: text == "auto" or parse_size(text) is not None,
+        "str", null=True, reads=lambda text: text == "auto" or parse_size(text) is not None,
         form="a size such as 11GB, 10.5GiB or 800MB, or auto",
         why="11GB is 11 GiB (2**30 bytes each), as a GPU sold as 11 GB has.",
     ),
-    "max_gradient_error": _error("ours", "fraction of the gradient's norm", null=True),
-    "plan_file": _file("ours"),
-    "streams": Knob(
-        "str",
-        "ours, by the study: after 3,150 steps weights are the same to the bit whether "
-        "activations were stored or reconstructed; float streams took 11 % less time on a "
-        "CPU, and end at other weights",
-        one_of=tuple(STREAMS),
-    ),
-    "chunk": Knob(
-        "int",
-        "ours, by the benchmark chunks: it changes memory and time; the study did not test it",
-        "bytes for 200 frames", null=True, or_word="auto", at_least=1,
-    ),
-    "memory_format": Knob(
-        "str", "ours, by the benchmark formats", one_of=tuple(MEMORY_FORMATS)
-    ),
-    "deterministic": _switch("ours, for equal bits in every mode"),
-    "verify": Knob("str", "ours", null=True, one_of=("first", "raise", "warn")),
-    "sync_batchnorm": _switch("ours; the paper states nothing"),
-    "zero_init_residual": _switch(
-        "Goyal et al. 2017, section 5.1; ours, by the study: after 8 epochs the EER of "
-        "resnet34, revnet46 and df_resnet56 was 8 to 18 points lower, that of df_revnet66 the "
-        "same, with one seed",
-    ),
+    "max_gradient_error": dataclasses.replace(_error, null=True),
+    "plan_file": _file,
+    "streams": Knob("str", one_of=tuple(STREAMS)),
+    "chunk": Knob("int", null=True, or_word="auto", at_least=1),
+    "memory_format": Knob("str", one_of=tuple(MEMORY_FORMATS)),
+    "deterministic": _switch,
+    "verify": Knob("str", null=True, one_of=("first", "raise", "warn")),
+    "sync_batchnorm": _switch,
+    "zero_init_residual": _switch,
     # data
-    "data_folder": _folder("paper (V-A): VoxCeleb2 dev", several=True),
+    "data_folder": Knob("str", several=True),
     "speaker_from": Knob(
-        "any", "ours", null=True, at_least=1, reads=_is_pattern,
+        "any", null=True, at_least=1, reads=_is_pattern,
         form="a level, or a regular expression with one group at most (or the groups "
         "speaker and session)",
     ),
     "sample_rate": Knob(
-        "int", "SpeechBrain", "Hz", at_least=4000, at_most=16000,
+        "int", at_least=4000, at_most=16000,
         why="It is in Hz, and SpeechBrain's Fbank takes windows of at most 400 "
         "samples, 25 ms of 16000 Hz.",
     ),
-    "resample": _switch("ours"),
-    "channel": Knob("int", "ours", null=True, or_word="mix", at_least=0),
-    "train_list": _file("ours"),
-    "trial_lists": Knob("list of str", "ours; SpeechBrain has one, verification_file"),
-    "trials_folder": _folder("ours", several=True),
-    "bad_files": Knob("str", "ours", one_of=("refuse", "drop")),
-    "outside_files": _switch("ours"),
-    "short": Knob("str", "ours", one_of=("repeat", "pad", "drop")),
-    "check_audio": _switch("ours"),
-    "max_unread": _count_or_none("ours", "files"),
-    "valid_speakers": _count_or_none(
-        "ours; the paper trains on all (V-A), which 0 does", "speakers"
-    ),
-    "valid_trials": _file("ours"),
-    "chunk_samples": _count("paper (V-C): 200 frames", "samples"),
-    "sentence_len": Knob(
-        "float", "ours: what chunk_samples need at the fastest speed", "s",
-        above=0, at_most=3600, why="It is in seconds.",
-    ),
+    "resample": _switch,
+    "channel": Knob("int", null=True, or_word="mix", at_least=0),
+    "train_list": _file,
+    "trial_lists": Knob("list of str"),
+    "trials_folder": Knob("str", several=True),
+    "bad_files": Knob("str", one_of=("refuse", "drop")),
+    "outside_files": _switch,
+    "short": Knob("str", one_of=("repeat", "pad", "drop")),
+    "check_audio": _switch,
+    "max_unread": _count_or_none,
+    "valid_speakers": _count_or_none,
+    "valid_trials": _file,
+    "chunk_samples": _count,
+    "sentence_len": Knob("float", above=0, at_most=3600, why="It is in seconds."),
     # augmentation
-    "speeds": Knob("list of float", "paper (V-A)", "times", above=0, at_most=10),
-    "augment_prob": Knob("float", "paper (V-A)", "probability", at_least=0, at_most=1),
-    "noise_folder": _file("paper (V-A): MUSAN"),
-    "rir_folder": _file("paper (V-A): RIR"),
+    "speeds": Knob("list of float", above=0, at_most=10),
+    "augment_prob": Knob("float", at_least=0, at_most=1),
+    "noise_folder": _file,
+    "rir_folder": _file,
     # objective
-    "loss": Knob("str", "paper (V-C)", one_of=tuple(HEAD_OF)),
-    "margin": Knob("float", "paper (V-C)", "radians", at_least=0, below=math.pi),
-    "scale": Knob("float", "paper (V-C)", above=0),
-    "margin_start_epoch": _count_or_none("WeSpeaker", "epochs", null=True),
-    "margin_end_epoch": _count_or_none("WeSpeaker", "epochs", null=True),
+    "loss": Knob("str", one_of=tuple(HEAD_OF)),
+    "margin": Knob("float", at_least=0, below=math.pi),
+    "scale": Knob("float", above=0),
+    "margin_start_epoch": dataclasses.replace(_count_or_none, null=True),
+    "margin_end_epoch": dataclasses.replace(_count_or_none, null=True),
     # optimizer
-    "optimizer_name": Knob(
-        "str", "paper (V-C)", null=True, one_of=tuple(OPTIMIZERS),
-    ),
-    "optimizer_bits": Knob(
-        "int",
-        "paper (IV); an update differs from that with 32-bit states by 2 to 4 %, for AdamW's "
-        "classifier by 6 % (docs/optimizers.md), so that no layer has to stay at 32; the "
-        "study saw no loss",
-        "bits", one_of=(8, 32),
-    ),
-    "optimizer_block": Knob(
-        "int", "ours, as bitsandbytes has it; the paper's is 2048", "values", one_of=(256, 2048),
-    ),
-    "optimizer_pack_small": _switch("ours, for bitsandbytes keeps them at 32 bits"),
-    "optimizer_backend": Knob("str", "ours", one_of=("native", "bitsandbytes")),
-    "lr": _rate("WeSpeaker"),
-    "final_lr": _rate("WeSpeaker"),
-    "weight_decay": Knob(
-        "float",
-        "paper (V-C); in the study neither none nor 0.2 of AdamW was clearly better than 0.05, "
-        "and SGD's was not tried",
-        null=True, at_least=0,
-    ),
-    "nesterov": _switch("paper (V-C); WeSpeaker's is Nesterov's", null=True),
+    "optimizer_name": Knob("str", null=True, one_of=tuple(OPTIMIZERS)),
+    "optimizer_bits": Knob("int", one_of=(8, 32)),
+    "optimizer_block": Knob("int", one_of=(256, 2048)),
+    "optimizer_pack_small": _switch,
+    "optimizer_backend": Knob("str", one_of=("native", "bitsandbytes")),
+    "lr": _rate,
+    "final_lr": _rate,
+    "weight_decay": Knob("float", null=True, at_least=0),
+    "nesterov": Knob("bool", null=True),
     "max_grad_norm": Knob(
-        "float", "SpeechBrain; in the study neither 1 nor no clipping was clearly better",
-        above=0,
+        "float", above=0,
         why="A negative one would reverse every gradient; a large one, such as "
         "1.0e+9, clips nothing.",
     ),
-    "batch_size": _count("paper (VI-C)", "utterances"),
-    "number_of_epochs": _count("WeSpeaker", "epochs", null=True),
-    "warmup_epochs": Knob(
-        "float",
-        "WeSpeaker, for 150 epochs and more; of the 30 epochs of the study half an epoch and 4 "
-        "did alike",
-        "epochs", at_least=0,
-    ),
-    "steps_per_epoch": _count("ours", "steps", null=True),
-    "average_checkpoints": _count("WeSpeaker", "checkpoints", null=True),
+    "batch_size": _count,
+    "number_of_epochs": _count_or_null,
+    "warmup_epochs": Knob("float", at_least=0),
+    "steps_per_epoch": _count_or_null,
+    "average_checkpoints": _count_or_null,
     # scoring
     "cohort_top_n": Knob(
-        "int", "paper (V-D): a cohort of 600, as we read it", "speakers", at_least=2,
-        why="AS-Norm divides by the deviation of their scores.",
+        "int", at_least=2, why="AS-Norm divides by the deviation of their scores.",
     ),
 }
 # fmt: on

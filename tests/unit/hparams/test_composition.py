@@ -101,8 +101,6 @@ def test_comments_stay_where_they_are_around_any_value(
     [
         ("link.yaml", r"circle: .*near\.yaml -> .*link\.yaml"),
         ("loop.yaml", r"the base of .*near\.yaml,.*Too many levels of symbolic links"),
-        ('"a\\0b"', r"the base of .*near\.yaml,.*embedded null"),
-        ("x" * 5000, r"the base of .*near\.yaml,.*File name too long"),
         ("[train.yaml]", "line 1: base takes the name of one file"),
         ('""', "line 1: base takes the name of one file"),
     ],

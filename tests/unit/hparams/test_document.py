@@ -67,8 +67,9 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path, monkeypat
     def denied(*args, **options):
         raise PermissionError(13, "Permission denied")
 
+    (tmp_path / "mine.yaml").touch()
     monkeypatch.setattr(document.Path, "read_text", denied)
-    assert "none.yaml cannot be read: Permission" in refusal(tmp_path / "none.yaml")
+    assert "mine.yaml cannot be read: Permission" in refusal(tmp_path / "mine.yaml")
 
 
 @pytest.mark.parametrize("written", ["1e-4", "0o12", "012", "no", "1:30", "~", ".inf"])
