@@ -59,9 +59,14 @@ def parse_file(text: str, source: str) -> CommentedMap:
     root = parse(text, source)
     if not isinstance(root, CommentedMap) or tag_of(root):
         raise ValueError(f"{source}: lines `key: value` are expected.")
-    for mapping in (root, *(value for _, value, _ in entries(root))):
-        if isinstance(mapping, CommentedMap):
-            _move_comments_behind_tags(mapping)
+    _move_comments_behind_tags(root)
+    for _, value, line in entries(root):
+        if tag_of(value).startswith("!include:"):
+            raise ValueError(
+                f"{source}{line}: !include: is not followed; name the parent by `base: FILE`."
+            )
+        if isinstance(value, CommentedMap):
+            _move_comments_behind_tags(value)
     return root
 
 

@@ -296,6 +296,7 @@ KNOBS = {
     "valid_trials": _file,
     "chunk_samples": _count,
     "sentence_len": Knob("float", above=0, at_most=3600, why="It is in seconds."),
+    "out_n_neurons": _count,
     # augmentation
     "speeds": Knob("list of float", above=0, at_most=10),
     "augment_prob": Knob("float", at_least=0, at_most=1),

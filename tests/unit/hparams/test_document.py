@@ -26,7 +26,7 @@ MISTAKES = [
     ("seed: 1\nseed: 2", r'line 3: .*found duplicate key "seed"'),
     ("loader:\n  inner: {deep: 1, deep: 2}", r'line 3: .*duplicate key "deep"'),
     ("<<: !include:other.yaml", r"line 2: .*expected a mapping .* for merging"),
-    ("loader: !include:other.yaml", r"line 2: loader is a mapping and cannot"),
+    ("loader: !include:other.yaml", r"line 2: !include: is not followed"),
     ("seed: *s", r"line 2: .*undefined alias 's'"),
     ("seed: [1", r"no valid YAML"),
     ("loader:\n\tbatch: 1", r"line 3: .*'\\t'"),
