@@ -94,7 +94,7 @@ def _move_comments_behind_tags(mapping: CommentedMap) -> None:
     for key, following in itertools.pairwise(mapping):
         before = (mapping.ca.items.get(following) or (None, None))[1]
         if before and before[0].start_mark.line == mapping.lc.key(key)[0]:
-            mapping.ca.items[key] = [None, None, before.pop(0), None]
+            mapping.ca.items.setdefault(key, [None] * 4)[2] = before.pop(0)
 
 
 def text_of(root: CommentedMap) -> str:

@@ -82,6 +82,11 @@ def test_all_but_the_changed_values_is_the_complete_file_letter_by_letter(write)
         ("\ufeffx: 1      # one\ny:    2", {"x": 3}, "x: 3      # one\ny: 2\n"),
         ("x:   # one\n# two\ny:\n", {"x": 1, "y": 2}, "x: 1 # one\n# two\ny: 2\n"),
         ("x: !PLACEHOLDER  # a\n# b\ny: 1\n", {}, "x: !PLACEHOLDER  # a\n# b\ny: 1\n"),
+        (
+            "x: !PLACEHOLDER  # a\n\n# b\ny: !PLACEHOLDER  # c\nz: 1\n",
+            {"x": 2},
+            "x: 2             # a\n\n# b\ny: !PLACEHOLDER  # c\nz: 1\n",
+        ),
         ('x: "one\n  two"  # two\n', {"x": "b"}, 'x: "b"  # two\n'),
         ("x:\n- 1\n- 2\n# z\n", {"x": [3]}, "x: [3]\n# z\n"),
         ("x:  # a\n- 1\n- 2\n\n# b\ny: 1\n", {"x": [3]}, "x: [3] # a\n\n# b\ny: 1\n"),
