@@ -14,7 +14,7 @@ from speechbrain_rev.hparams.document import KeyPath
 from speechbrain_rev.hparams.knobs import KNOBS
 
 COMMAND_LINE = "command line"
-# Of SpeechBrain 1.1, which is not imported here; the tests compare them.
+# Tests compare these with SpeechBrain 1.1, whose import takes seconds.
 # fmt: off
 RUN_OPTIONS = (
     "auto_mix_prec", "bfloat16_mix_prec", "ckpt_interval_minutes",

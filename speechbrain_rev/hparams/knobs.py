@@ -51,8 +51,6 @@ class Knob:
         All allowed values, if they can be listed.
     or_word : str
         A text that is allowed too.
-    lengths : tuple of int
-        Lengths that a list may have; any if empty.
     reads : callable or None
         Returns whether a text has the form that is asked for.
     form : str
@@ -69,7 +67,6 @@ class Knob:
     below: float = math.inf
     one_of: tuple[str | int, ...] = ()
     or_word: str = ""
-    lengths: tuple[int, ...] = ()
     reads: Callable[[str], bool] | None = None
     form: str = ""
     why: str = ""
@@ -104,8 +101,7 @@ class Knob:
         (True, False)
         """
         if isinstance(value, list):
-            fits = not self.lengths or len(value) in self.lengths
-            return fits and all(map(self.allows, value))
+            return all(map(self.allows, value))
         if self._is_word(value):
             return True
         if self.one_of and value is not None:
@@ -125,8 +121,8 @@ class Knob:
         --------
         >>> Knob("float", at_least=0, below=1).takes()
         'a number of at least 0 and below 1'
-        >>> Knob("list of int", null=True, lengths=(4,), at_least=1).takes()
-        'a list of 4 integers of at least 1, or null'
+        >>> Knob("list of int", null=True, at_least=1).takes()
+        'a list of integers of at least 1, or null'
         >>> Knob("int", one_of=(8, 32)).takes()
         '8 or 32'
         >>> Knob("int", null=True, or_word="auto", at_least=1).takes()
@@ -139,40 +135,10 @@ class Knob:
                 words = f"one of {len(self.one_of)} names"
         else:
             words = self.form or WORDS[self.kind].partition(" such as")[0]
-            if self.lengths:
-                lengths = " or ".join(map(str, self.lengths))
-                words = words.replace("list of", f"list of {lengths}")
             words += self._bounds()
             words += ", or a list of them" if self.several else ""
         words += f", or {self.or_word}" if self.or_word else ""
         return f"{words}, or null" if self.null else words
-
-    def advice(self, value: object = None) -> str:
-        """Return why a value is refused, or which one it may have meant.
-
-        Parameters
-        ----------
-        value : object
-            The plain value; None where it is of another type than the knob's.
-
-        Returns
-        -------
-        str
-            Sentences, each after a space, or nothing.
-
-        Examples
-        --------
-        >>> Knob("float", why="It is in seconds.").advice(math.inf)
-        ' It is in seconds. It must be finite.'
-        """
-        words = f" {self.why}" if self.why else ""
-        names = [str(name) for name in self.one_of]
-        if len(names) > MOST_IN_A_SENTENCE:
-            words += nearest(value, names) if isinstance(value, str) else ""
-            words += f" All are: {', '.join(names)}."
-        if isinstance(value, float) and not math.isfinite(value):
-            words += " It must be finite."
-        return words
 
     def refusal(self, shown: str, value: object = None) -> str:
         """Return the error message for a value, ``None`` if it is of another type.
@@ -182,14 +148,14 @@ class Knob:
         >>> Knob("list of str").refusal("3")
         'takes a list of texts, such as [a.txt, b.txt], not 3.'
         """
-        # How a list is written; the example has not the length that some must have.
+        # How a list is written.
         example = WORDS[self.kind].partition(" such as ")[2]
-        if example and not self.lengths and not isinstance(value, list):
-            example = f", such as {example}"
-        else:
-            example = ""
-        shown = shown or ("nothing" if value is None else "an empty one")
-        return f"takes {self.takes()}{example}, not {shown}.{self.advice(value)}"
+        if example:
+            example = "" if isinstance(value, list) else f", such as {example}"
+        why = f" {self.why}" if self.why else ""
+        if len(self.one_of) > MOST_IN_A_SENTENCE and isinstance(value, str):
+            why += nearest(value, map(str, self.one_of))
+        return f"takes {self.takes()}{example}, not {shown}.{why}"
 
     def _is_word(self, value: object) -> bool:
         return bool(self.or_word) and value == self.or_word
@@ -227,9 +193,6 @@ _count_or_null = Knob("int", null=True, at_least=1)
 _rate = Knob("float", null=True, above=0)
 _error = Knob("float", above=0, at_most=1)
 
-#: Numbers of stages that encoders have.
-_STAGES = tuple(sorted({len(row.strides) for row in ARCHITECTURES.values()}))
-
 # fmt: off
 KNOBS = {
     # run
@@ -245,8 +208,8 @@ KNOBS = {
     "logger": Knob("str", null=True, one_of=("tensorboard", "wandb")),
     # encoder
     "arch": Knob("str", one_of=tuple(ARCHITECTURES)),
-    "widths": Knob("list of int", null=True, lengths=_STAGES, at_least=1, at_most=2**14),
-    "blocks": Knob("list of int", null=True, lengths=_STAGES, at_least=0, at_most=10_000),
+    "widths": Knob("list of int", null=True, at_least=1, at_most=2**14),
+    "blocks": Knob("list of int", null=True, at_least=0, at_most=10_000),
     "n_mels": Knob(
         "int", at_least=min(row.geometry().downsampling for row in ARCHITECTURES.values()),
         at_most=512, why="Strides of the encoder divide them.",

@@ -38,7 +38,7 @@ BOUNDS = [
     (Knob("float"), [-1e308, 1e308], [INF, -INF, math.nan]),
     (Knob("str"), ["x"], [""]),
     (Knob("str", one_of=("a", "b")), ["a", "b"], ["A", "c", ""]),
-    (Knob("list of int", lengths=(2,), at_least=1), [[1, 1]], [[0, 1], [1], [1] * 3]),
+    (Knob("list of int", at_least=1), [[1, 1]], [[0, 1]]),
     (Knob("list of float", above=0), [[], [1, 0.5]], [[1.0, 0.0], [INF]]),
     (Knob("list of str"), [[], ["x"]], [["x", ""]]),
     (KNOBS["memory_budget"], ["11GB", "10.5 GiB", "auto"], ["", "11", "0GB", "11TB"]),
@@ -83,7 +83,6 @@ def test_a_refusal_names_the_key_the_place_and_what_is_allowed(tmp_path):
         file.write_text(f"# A complete file of one setting.\n{name}: {dump(value)}\n")
         said = refusal(file)
         assert said.startswith(f"{file}, line 2: {name} takes {knob.takes()}, not")
-        assert said.endswith("It must be finite.") == (knob.kind == "float")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_a_refusal_names_the_key_the_place_and_what_is_allowed(tmp_path):
         ("data_folder", "", "takes a text, or a list of them, not ''."),
         ("data_folder", [], "data_folder takes a text, or a list of them, not []."),
         ("trials_folder", ["a", 3], "takes a text, or a list of them, not [a, 3]."),
-        ("widths", [8, 8], "a list of 4 integers from 1 to 16384, or null, not [8, 8]"),
+        ("widths", [0], "a list of integers from 1 to 16384, or null, not [0]"),
         ("sample_rate", "16kHz", "not 16kHz. It is in Hz"),
         ("arch", "revnet59", "not revnet59. Did you mean revnet57 "),
         ("memory_budget", "11", "not '11'. 11GB is 11 GiB (2**30 bytes each)"),

@@ -19,6 +19,7 @@ TOGETHER = [
     ({"arch": "resnet34", "mode": "reconstruct"}, "this encoder is not reversible"),
     ({"arch": "resnet34", "chunk": 800_000}, "works on all channels at once"),
     ({"n_mels": 84}, "in an encoder of type II, a multiple of it."),
+    ({"widths": [8, 8]}, "each stage has its channels. Give one number for each"),
     ({"widths": [8, 8, 8, 6]}, "in one of type II multiples of 4."),
     (
         {"arch": "resnet34", "blocks": [1, 0, 1, 1]},
