@@ -46,7 +46,7 @@ class Knob:
     null : bool
         Whether null means something.
     at_least, above, at_most, below : float
-        Bounds. Numbers are always finite, texts are not empty.
+        Bounds. Numbers are always finite, integers fit 64 bits, texts are not empty.
     one_of : tuple of str or int
         All allowed values, if they can be listed.
     or_word : str
@@ -108,8 +108,11 @@ class Knob:
             return value in self.one_of
         if isinstance(value, int | float):
             # Infinity is not below infinity.
-            in_range = self.at_least <= value <= self.at_most
-            return in_range and self.above < value < self.below
+            in_range = (
+                self.at_least <= value <= self.at_most
+                and self.above < value < self.below
+            )
+            return in_range and (isinstance(value, float) or abs(value) < 2**63)
         if self.reads is not None and isinstance(value, str):
             return self.reads(value)
         return value != ""

@@ -29,7 +29,7 @@ SMALL = {"widths": [4, 4, 4, 4], "blocks": [1, 1, 1, 1]}
 INF = math.inf
 # Knobs, values just inside of their bounds, and values just outside.
 BOUNDS = [
-    (Knob("int", at_least=1), [1, 10**9], [0, -1]),
+    (Knob("int", at_least=1), [1, 2**63 - 1], [0, -1, 2**63, 10**30]),
     (Knob("int", at_least=0, at_most=8), [0, 8], [-1, 9]),
     (Knob("int", one_of=(8, 32)), [8, 32], [16, 0]),
     (Knob("int", at_least=1, or_word="auto"), [1, "auto"], [0]),
