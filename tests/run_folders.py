@@ -108,7 +108,6 @@ def write_scorable_run(folder: Path, data: Path, **changed: object) -> Path:
         "trial_lists": [str(folder / "one.txt"), str(folder / "other.txt")],
         "data_folder": data,
         "trials_folder": data,
-        "any_extension": "false",
         "outside_files": "false",
         "channel": None,
         "cohort_top_n": 600,

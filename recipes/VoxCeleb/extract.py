@@ -58,11 +58,6 @@ def command_line() -> ArgumentParser:
         help="where the training data are now, if they have moved",
     )
     reads.add_argument(
-        "--any_extension",
-        action="store_true",
-        help="take a .flac where a list says .wav, or the reverse",
-    )
-    reads.add_argument(
         "--outside_files",
         action="store_true",
         help="read what names in lists and links lead to outside the folders",
@@ -91,7 +86,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         trials=options.trial_lists,
         trials_folder=options.trials_folder,
         data_folder=options.data_folder,
-        any_extension=options.any_extension,
         outside_files=options.outside_files,
         utterances_per_speaker=count,
     )

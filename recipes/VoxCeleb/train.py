@@ -190,7 +190,7 @@ def main(argv=None, dry_run=dry_run):
     refuse_own_folder(settings)
     refuse_folders_of_another_run(settings, file)
     refuse_other_network(settings)
-    check_logger(settings["logger"], settings["wandb_project"])
+    check_logger(settings["logger"])
     # Debugging that is persistent leaves checkpoints, which need their settings.
     debugs = run_opts.debug and run_opts.debug_persistently
     trial = dry or (run_opts.debug and not debugs)
@@ -252,7 +252,6 @@ def train(text, settings, run_opts, files, dry_run):
     with EpochLog(
         hparams["output_folder"],
         to=None if brain.debug else hparams["logger"],
-        project=hparams["wandb_project"],
         config=plain_settings(text),
     ) as brain.epoch_log:
         brain.fit(hparams["epoch_counter"], train_set, valid_set, progressbar=False)

@@ -124,7 +124,6 @@ SIZES = {
             "number_of_epochs": 30,
             "warmup_epochs": 0.5,
             "average_checkpoints": 3,
-            "keep_checkpoints": 3,
         },
         widths={
             "resnet34": (8, 16, 32, 64),
@@ -156,7 +155,6 @@ SIZES = {
             "number_of_epochs": 60,
             "warmup_epochs": 2.0,
             "average_checkpoints": 5,
-            "keep_checkpoints": 5,
         },
         widths={},
         of_conditions={

@@ -29,7 +29,6 @@ _SETTINGS = {
     "trials_folder": ("FOLDER", "speech of the trial lists (default: PATH)"),
     "bad_files": ("refuse|drop", "what is done about files that cannot be used"),
     "check_audio": ("true|false", "decode each file: finds silence, NaN and damage"),
-    "any_extension": ("true|false", "take .flac where a list has .wav, or the reverse"),
     "outside_files": ("true|false", "read what lies outside the folder, too"),
     "short": ("repeat|pad|drop", "what is done about utterances below a segment"),
     "chunk_samples": ("SAMPLES", "that a segment is read for (31840: 2.2 s are read)"),

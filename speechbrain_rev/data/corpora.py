@@ -25,7 +25,6 @@ from .corpus import (
     audio_below,
     audio_files,
     located,
-    other_extension,
     read_ahead,
 )
 from .formats import CHANNELS, FORMATS, Row
@@ -61,17 +60,15 @@ class ListedCorpus(Corpus):
     )
 
     @classmethod
-    def find(
-        cls, folder: str | Path, *, any_extension: bool, outside_files: bool
-    ) -> ListedCorpus | None:
+    def find(cls, folder: str | Path, *, outside_files: bool) -> ListedCorpus | None:
         """Read the list that is given; its audio may be anywhere.
 
         Parameters
         ----------
         folder : str or Path
             The list, or its folder.
-        any_extension, outside_files : bool
-            A list names its files exactly, and wherever they are.
+        outside_files : bool
+            A list names its files wherever they are.
 
         Returns
         -------
@@ -419,7 +416,6 @@ def open_corpus(
     folder: Folders,
     option: str = "data_folder",
     *,
-    any_extension: bool = False,
     outside_files: bool = False,
     speaker_from: int | str | None = None,
 ) -> Corpus:
@@ -433,8 +429,6 @@ def open_corpus(
         distinguishes them.
     option : str
         What it is given as, for errors.
-    any_extension : bool
-        Whether a .flac is taken where a list says .wav, or the reverse.
     outside_files : bool
         Whether names and links may lead out of the folder.
     speaker_from : int, str or None
@@ -463,7 +457,6 @@ def open_corpus(
             str(one): open_corpus(
                 one,
                 option,
-                any_extension=any_extension,
                 outside_files=outside_files,
                 speaker_from=speaker_from,
             )
@@ -483,9 +476,7 @@ def open_corpus(
             f"VoxCeleb, or of your speech, as {option}."
         )
     for corpus in CORPORA.values():
-        opened = corpus.find(
-            folder, any_extension=any_extension, outside_files=outside_files
-        )
+        opened = corpus.find(folder, outside_files=outside_files)
         if opened is None:
             continue
         if speaker_from is None:
@@ -521,9 +512,7 @@ def refuse_lists(folder: str | Path) -> None:
         If a layout recognises it in which names of files do not hold the speaker.
     """
     for name, layout in CORPORA.items():
-        if not layout.speakers_in_names and layout.find(
-            folder, any_extension=False, outside_files=False
-        ):
+        if not layout.speakers_in_names and layout.find(folder, outside_files=False):
             raise ValueError(
                 f"{folder} is a corpus in {name}'s layout, whose lists name the speakers; "
                 "only audio would be packed. Give it as it is, or pack its folder of audio."
@@ -542,8 +531,6 @@ class ListedFiles:
         The files, by the names of the list.
     missing : dict of str to Path
         Where there is no file, by the names of the list.
-    renamed : list of Path
-        Files of another extension that the missing may be.
     outside : dict of str to OutsideError
         Why a name leads out of the corpus, by the names of the list.
     example : str
@@ -553,25 +540,17 @@ class ListedFiles:
     names: Mapping[str, str]
     paths: Mapping[str, Path]
     missing: Mapping[str, Path]
-    renamed: list[Path]
     outside: Mapping[str, OutsideError]
     example: str = ""
 
     def lacking(self) -> str:
-        """Say how many are missing, the first, and whether it is the extension alone."""
+        """Say how many are missing, and the first."""
         if not self.missing:
             return ""
-        words = (
+        return (
             f"{len(self.missing)} of {len(self.paths) + len(self.missing)} files are "
             f"missing, such as {self.example}."
         )
-        if self.renamed:
-            words += (
-                f" {len(self.renamed)} are there with another extension, such as "
-                f"{self.renamed[0]}: --any_extension takes "
-                "what is there (--any_extension=true of train.py)."
-            )
-        return words
 
     def refuse_outside(self, path: str | Path, names: Iterable[str]) -> None:
         """Refuse a list whose names lead out of the corpus.
@@ -620,12 +599,10 @@ def find_files(corpus: Corpus, names: Collection[str]) -> ListedFiles:
     looked = dict(zip(names, read_ahead(look, names), strict=True))
     paths = {name: path for name, (path, _, there) in looked.items() if there}
     missing = {name: path for name, (path, _, there) in looked.items() if not there}
-    renamed = filter(None, read_ahead(other_extension, missing.values()))
     return ListedFiles(
         {name: _as_there(name, path) for name, path in paths.items()},
         paths,
         missing,
-        list(renamed),
         {name: error for name, (_, error, _) in looked.items() if error},
         corpus.lacks(next(iter(missing))) if missing else "",
     )

@@ -329,17 +329,13 @@ class Corpus(Protocol):
     speakers_in_names: ClassVar[bool] = False
 
     @classmethod
-    def find(
-        cls, folder: str | Path, *, any_extension: bool, outside_files: bool
-    ) -> Corpus | None:
+    def find(cls, folder: str | Path, *, outside_files: bool) -> Corpus | None:
         """Recognise the layout in a folder.
 
         Parameters
         ----------
         folder : str or Path
             As the user gave it; it is there.
-        any_extension : bool
-            Whether `locate` takes a .flac where a name says .wav, or the reverse.
         outside_files : bool
             Whether `locate` takes names and links that lead out of the folder.
 
@@ -504,8 +500,6 @@ class VoxCelebFolder(Corpus):
         The folder of the speakers' folders; it may be in a packed folder.
     folder : str, Path or None
         The whole, out of which no name may lead; ``root`` by default.
-    any_extension : bool
-        Whether a .flac is taken where a name says .wav, and so on.
     outside_files : bool
         Whether names and links may lead anywhere.
     speaker_from : int or str
@@ -526,7 +520,6 @@ class VoxCelebFolder(Corpus):
 
     root: Path
     folder: str | Path | None = None
-    any_extension: bool = field(default=False, kw_only=True)
     outside_files: bool = field(default=False, kw_only=True)
     speaker_from: int | str = field(default=1, kw_only=True)
     known_as: str = field(default="folders of speakers", kw_only=True)
@@ -543,16 +536,14 @@ class VoxCelebFolder(Corpus):
     _USUAL_DEPTH: ClassVar[int] = 3
 
     @classmethod
-    def find(
-        cls, folder: str | Path, *, any_extension: bool, outside_files: bool
-    ) -> VoxCelebFolder | None:
+    def find(cls, folder: str | Path, *, outside_files: bool) -> VoxCelebFolder | None:
         """Find the folder of the speakers' folders.
 
         Parameters
         ----------
         folder : str or Path
             As the user gave it.
-        any_extension, outside_files : bool
+        outside_files : bool
             As of the class.
 
         Returns
@@ -570,7 +561,6 @@ class VoxCelebFolder(Corpus):
         made = partial(
             cls,
             folder=folder,
-            any_extension=any_extension,
             outside_files=outside_files,
         )
         if (whole / "SPEAKERS.TXT").is_file() and cls._is_listed(whole):
@@ -667,7 +657,7 @@ class VoxCelebFolder(Corpus):
         return self.known_as
 
     def locate(self, name: str) -> Path:
-        """Give the file of a name, or one of another extension if that alone is there.
+        """Give the file of a name, or the one of another extension if it alone is there.
 
         Parameters
         ----------
@@ -685,9 +675,7 @@ class VoxCelebFolder(Corpus):
         """
         whole = self.root if self.folder is None else self.folder
         path = inside(self.root, name, within=None if self.outside_files else whole)
-        if self.any_extension and not audio_exists(path):
-            return other_extension(path) or path
-        return path
+        return path if audio_exists(path) else other_extension(path) or path
 
     def speaker(self, name: str) -> str | None:
         """Give the speaker of a name, the first folder unless `speaker_from` differs.

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 # How files are checked; it may change until training begins.
-_CHECKS = "bad_files", "check_audio", "any_extension", "outside_files"
+_CHECKS = "bad_files", "check_audio", "outside_files"
 # Of each held-out speaker; a validation after each epoch must stay short.
 VALID_UTTERANCES = 10
 #: No encoder embeds shorter utterances, which are held out and in no trial.
@@ -86,8 +86,6 @@ class DataSettings:
         What is done if files cannot be used.
     check_audio : bool
         Whether files are decoded as a whole, and not their headers only.
-    any_extension : bool
-        Whether lists may say .wav where files are .flac, or the reverse.
     outside_files : bool
         Whether names and links may lead out of data_folder and trials_folder.
     speaker_from : int, str or None
@@ -116,7 +114,6 @@ class DataSettings:
     seed: int = 0
     bad_files: str = "refuse"
     check_audio: bool = False
-    any_extension: bool = False
     outside_files: bool = False
     speaker_from: int | str | None = None
     resample: bool = False
@@ -146,7 +143,6 @@ class DataSettings:
         return open_corpus(
             folder,
             option,
-            any_extension=self.any_extension,
             outside_files=self.outside_files,
             speaker_from=self.speaker_from,
         )
@@ -360,8 +356,6 @@ def _listed(corpus: Corpus, settings: DataSettings) -> dict[str, list[str]]:
     if not by_speaker:
         raise ValueError(f"{train_list} is empty; lines must be {form}.")
     files = find_files(corpus, list(lines))
-    if files.renamed and settings.bad_files == "refuse":
-        raise ValueError(f"{train_list}: {files.lacking()}")
     # Missing files are reported with all else that is wrong.
     return {
         s: [files.names.get(n, n) for n in names] for s, names in by_speaker.items()

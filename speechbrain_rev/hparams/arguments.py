@@ -7,13 +7,14 @@ file that defines such a key is refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from speechbrain_rev.hparams.document import Value, unknown
+from speechbrain_rev.architectures import nearest
+from speechbrain_rev.hparams.document import KeyPath
 from speechbrain_rev.hparams.knobs import KNOBS
 
 COMMAND_LINE = "command line"
-# Of SpeechBrain 1.1, which is not imported here; the tests compare them.
+# Tests compare these with SpeechBrain 1.1, whose import takes seconds.
 # fmt: off
 RUN_OPTIONS = (
     "auto_mix_prec", "bfloat16_mix_prec", "ckpt_interval_minutes",
@@ -32,30 +33,50 @@ RUN_OPTIONS = (
 SCRIPT_OPTIONS = ("dry_run",)
 
 
-def refuse_swallowed_keys(root: Value) -> None:
+#: What the command line and other toolkits call a setting of the recipe.
+_ALSO_CALLED = {
+    "batch": "batch_size",
+    "budget": "memory_budget",
+    "card": "memory_budget",
+    "encoder": "arch",
+    "epochs": "number_of_epochs",
+    "frames": "chunk_samples",
+    "learning_rate": "lr",
+    "model": "arch",
+    "out": "output_folder",
+    "segment_seconds": "sentence_len",
+    "workers": "num_workers",
+}
+
+
+def refuse_swallowed_keys(
+    root: Mapping[str, object], places: Mapping[KeyPath, str]
+) -> None:
     """Refuse keys that SpeechBrain's command line would take for run options.
 
     A key that is a run option by its full name passes: SpeechBrain's ``Brain`` looks
     for it in the file too.
     """
-    for key, value in root.content.items():
+    for key in map(str, root):
         options = [name for name in RUN_OPTIONS if name.startswith(key)]
         # --help is no setting: it ends the program.
         if options and (key not in options or key == "help"):
             raise ValueError(
-                f"{value.where}: the key {key!r} is the beginning of SpeechBrain's run "
+                f"{places[(key,)]}: the key {key!r} is the beginning of SpeechBrain's run "
                 f"option --{' and --'.join(options)}, which --{key} would set there. "
                 f"Rename the key, for instance to my_{key}."
             )
 
 
 def unknown_key(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return that a key is unknown, and what it may have meant.
+    """Return that a key is unknown, and which known one it may have meant.
 
     Examples
     --------
-    >>> unknown_key("lrr", ["lr"])
-    "unknown key 'lrr'. Did you mean lr?"
+    >>> unknown_key("optimiser_bits", ["optimizer_bits", "lr"])
+    "unknown key 'optimiser_bits'. Did you mean optimizer_bits?"
+    >>> unknown_key("frames", ["streams", "chunk_samples"])
+    "unknown key 'frames'. Did you mean chunk_samples?"
     >>> unknown_key("device", ["lr"])
     "unknown key 'device'. It is a run option of SpeechBrain: give --device to what..."
     """
@@ -64,7 +85,10 @@ def unknown_key(name: str, known: Iterable[str], prefix: str = "") -> str:
             f"unknown key {name!r}. It is a run option of SpeechBrain: give --{name} to "
             "what trains, after the file."
         )
-    return unknown(name, known, prefix)
+    known = list(known)
+    ours = _ALSO_CALLED.get(name.lower(), "")
+    near = nearest(ours if ours in known else name, known, prefix)
+    return f"unknown key {prefix + name!a}.{near}"
 
 
 def parse_arguments(

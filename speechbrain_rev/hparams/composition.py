@@ -1,20 +1,24 @@
-"""Composition: the complete file's text with the values of all others put in.
+"""Composition: the complete file with the values of override files and the command line.
 
-Values are replaced in the text, so the result keeps the comments and the order of the
-complete file, and composing it again changes nothing. The complete file is the measure:
-its values show the types, and its knobs have ranges.
+Values are replaced in what ruamel.yaml's round trip read, so the result keeps the comments
+and the order of the complete file, and composing it again changes nothing. The complete
+file is the measure: its values show the types, and its knobs have ranges.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from hyperpyyaml.core import parse_arithmetic
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from speechbrain_rev.architectures import TRAINING_DEFAULTS, architecture
 from speechbrain_rev.hparams.arguments import (
@@ -26,26 +30,29 @@ from speechbrain_rev.hparams.arguments import (
 from speechbrain_rev.hparams.document import (
     FOLLOWED,
     PLACEHOLDER,
-    SCALARS,
-    NotPlain,
-    Value,
-    as_json,
-    compute,
+    KeyPath,
     dump,
+    entries,
+    flow_list,
+    is_object,
+    line_of,
     parse,
     parse_file,
-    read,
-    refuse_disagreement,
-    unknown,
+    read_file,
+    tag_of,
+    text_of,
 )
 from speechbrain_rev.hparams.knobs import KNOBS, WORDS, Knob
 from speechbrain_rev.hparams.rules import RULES, refuse_other_features
 from speechbrain_rev.hparams.shipped import base_of, file_of
 
-KeyPath = tuple[str, ...]
 _REFERENCE = re.compile(r"<[^>]*>")
 # Defaults that depend on the optimizer, not on the family.
 _OPTIMIZER_KNOBS = ("lr", "final_lr", "weight_decay")
+
+
+class NotPlain(Exception):
+    """A value that is known only once a placeholder is filled or an object built."""
 
 
 class OptimizerWarning(UserWarning):
@@ -123,7 +130,7 @@ def compose(arguments: Sequence[str], run_options: Collection[str] = ()) -> Comp
     file, *options = arguments
     settings, descendants = _chain(file)
     overrides, run_arguments = parse_arguments(
-        options, keys=settings.keys, run_options=run_options
+        options, keys=settings.root, run_options=run_options
     )
     text = _composed(settings, descendants, overrides)
     missing = placeholders(text)
@@ -183,7 +190,7 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
 
 def top_level_keys(file: str | Path) -> tuple[str, ...]:
     """Return the keys of the complete file that ``file`` builds on, in their order."""
-    return _chain(file)[0].keys
+    return tuple(_chain(file)[0].root)
 
 
 def placeholders(text: str) -> tuple[str, ...]:
@@ -194,52 +201,60 @@ def placeholders(text: str) -> tuple[str, ...]:
     >>> placeholders("a: !PLACEHOLDER\nb:\n    c: !PLACEHOLDER\nd: 1\n")
     ('a', 'b.c')
     """
-    values = parse_file(text, "text").walk()
-    return tuple(value.path for value in values if value.tag == PLACEHOLDER)
+    root = parse_file(text, "text")
+    return tuple(
+        ".".join(path)
+        for path, value, _ in entries(root)
+        if tag_of(value) == PLACEHOLDER
+    )
 
 
 def _composed(
-    settings: Settings, descendants: Sequence[Value], overrides: Mapping[str, object]
+    settings: Settings,
+    descendants: Sequence[tuple[CommentedMap, str]],
+    overrides: Mapping[str, object],
 ) -> str:
     """Put the values of a chain and of the command line into one checked text."""
-    refuse_swallowed_keys(settings.root)
-    refuse_disagreement(settings.root)
-    for file in descendants:
-        settings.override(file)
-    settings.give(overrides, COMMAND_LINE)
+    refuse_swallowed_keys(settings.root, settings.places)
+    for values, source in descendants:
+        settings.override(values, source)
+    settings.override(
+        {key: settings.typed(key, value) for key, value in overrides.items()},
+        COMMAND_LINE,
+    )
     settings.check()
     other_optimizer = _fill_family_defaults(settings)
     settings.check_rules()
-    refuse_other_features(settings.all_values())
+    refuse_other_features(settings.root, settings.places)
     if other_optimizer:
-        # Two calls above is who asked for the composition.
+        # The caller of resolve or compose is two calls above.
         warnings.warn(other_optimizer, OptimizerWarning, stacklevel=3)
-    return settings.text()
+    return text_of(settings.root)
 
 
-def _chain(wanted: str | Path) -> tuple[Settings, list[Value]]:
-    """Return the complete file and its descendants down to the one that is wanted."""
-    file, wanted_by = file_of(wanted), ""
+def _chain(name: str | Path) -> tuple[Settings, list[tuple[CommentedMap, str]]]:
+    """Return the complete file, and its descendants down to the named file."""
+    file, wanted_by = file_of(name), ""
     seen: dict[Path, str] = {}
-    descendants: list[Value] = []
+    descendants: list[tuple[CommentedMap, str]] = []
     while True:
-        settings = Settings(read(file, wanted_by), str(file))
+        root = read_file(file, wanted_by)
         if file.resolve() in seen:
             names = " -> ".join([*seen.values(), str(file)])
             raise ValueError(f"The base of these files goes in a circle: {names}.")
         seen[file.resolve()] = str(file)
-        base = settings.root.content.pop("base", None)
-        if base is None:
-            return settings, descendants[::-1]
-        if base.tag != "str" or not base.content:
+        if "base" not in root:
+            return Settings(root, str(file)), descendants[::-1]
+        where, base = f"{file}{line_of(root, 'base')}", root.pop("base")
+        if not isinstance(base, str) or not base:
             raise ValueError(
-                f"{base.where}: base takes the name of one file, such as train.yaml."
+                f"{where}: base takes the name of one file, such as train.yaml."
             )
-        descendants.append(settings.root)
+        descendants.append((root, str(file)))
         try:
-            file, wanted_by = base_of(base.content, file), str(file)
+            file, wanted_by = base_of(base, file), str(file)
         except ValueError as error:
-            raise ValueError(f"{base.where}: {error}") from error
+            raise ValueError(f"{where}: {error}") from error
 
 
 def plain_settings(text: str) -> dict[str, Any]:
@@ -268,273 +283,227 @@ def plain_settings(text: str) -> dict[str, Any]:
     >>> plain_settings("seed: 3\nfolder: !ref results/<seed>\nencoder: !new:os.system")
     {'seed': 3, 'folder': 'results/3'}
     """
-    return Settings(text, "text").plain_values()
-
-
-@dataclass
-class _Entry:
-    """A value of the complete file, the value that counts now, and its text if changed."""
-
-    old: Value
-    now: Value
-    written: str = ""
+    return Settings(parse_file(text, "text"), "text").plain_values()
 
 
 class Settings:
-    r"""A complete file with values of other files and of the command line put in.
+    r"""A complete file into which values of other files and the command line are put.
+
+    Parameters
+    ----------
+    root : CommentedMap
+        The complete file; ``override`` changes it.
+    source : str
+        Its name, for error messages.
 
     Examples
     --------
-    >>> settings = Settings("lr: 0.1  # peak\nrate: !ref <lr>", "train.yaml")
-    >>> settings.give({"lr": "0.2"}, "command line")
-    >>> settings.plain_values(), settings["lr"].where
+    >>> settings = Settings(parse_file("lr: 0.1  # peak\nrate: !ref <lr>", "x.yaml"), "x.yaml")
+    >>> settings.override({"lr": 0.2}, "command line")
+    >>> settings.plain_values(), settings.places[("lr",)]
     ({'lr': 0.2, 'rate': 0.2}, 'command line')
-    >>> print(settings.text())
+    >>> print(text_of(settings.root), end="")
     lr: 0.2  # peak
     rate: !ref <lr>
     """
 
-    def __init__(self, text: str, source: str) -> None:
-        self.root = parse_file(text, source)
-        self.keys = tuple(self.root.content)
-        self._text = text
-        self._entries = dict(_entries(self.root))
+    def __init__(self, root: CommentedMap, source: str) -> None:
+        self.root = root
+        self.places: dict[KeyPath, str] = {}
+        # Rows of the knobs, also where a value at depth is a reference to one; of other
+        # values that are overridden, the type that they had.
+        self._knobs: dict[KeyPath, Knob] = {}
+        for path, value, line in entries(root):
+            self.places[path] = f"{source}{line}"
+            name = path[0] if len(path) == 1 else _referred_key(value)
+            if name in KNOBS:
+                self._knobs[path] = KNOBS[name]
 
-    def __getitem__(self, key: str) -> Value:
-        """Return a top-level value that counts now."""
-        return self._entries[(key,)].now
+    def typed(self, key: str, value: object) -> object:
+        """Read text of the command line; for a knob that takes text it stays what it is."""
+        if not isinstance(value, str) or key not in self.root:
+            return value
+        knob = self._takes((key,), self.root[key])
+        is_list = knob.several and value[:1] == "[" and value[-1:] == "]"
+        if knob.kind == "str" and value[:1] != "!" and value != "null" and not is_list:
+            return value
+        return parse(value, f"{COMMAND_LINE}: --{key}")
 
-    def override(self, file: Value) -> None:
-        """Put the values of an override file in."""
-        self._replace((), file.content)
+    def override(self, values: Mapping[str, Any], source: str) -> None:
+        """Put plain values, or those of an override file, in."""
+        self._override(self.root, values, source, ())
 
-    def give(self, values: Mapping[str, object], source: str) -> None:
-        """Put values of the command line or of a caller in: text as typed, or plain ones."""
-        self._replace((), {k: self._given(k, v, source) for k, v in values.items()})
+    def _override(
+        self, old: CommentedMap, new: Mapping[str, Any], source: str, path: KeyPath
+    ) -> None:
+        for key, value in new.items():
+            below = (*path, str(key))
+            where = f"{source}{line_of(new, key)}"
+            if key not in old:
+                words = unknown_key(str(key), old, "".join(f"{k}." for k in path))
+                raise ValueError(f"{where}: {words}")
+            if isinstance(old[key], CommentedMap) or is_object(old[key]):
+                _refuse_another(old[key], value, f"{where}: {'.'.join(below)}")
+                if isinstance(value, Mapping):
+                    self._override(old[key], value, source, below)
+                continue
+            self.places[below] = where
+            knob = self._knobs[below] = self._takes(below, old[key])
+            _replace(old, key, value, are_floats=knob.kind.endswith("float"))
 
     def plain_values(self) -> dict[str, Any]:
         """Return what is plain at the top, by key, references followed.
 
-        What is known only once a placeholder is filled or an object built is left out.
+        A value that needs a filled placeholder or a built object is left out.
         """
         values = {}
-        for key in self.keys:
+        for key, value in self.root.items():
             with contextlib.suppress(NotPlain):
-                values[key] = self._plain((key,))
+                values[key] = self._plain(value, ((key,),))
         return values
-
-    def text(self) -> str:
-        """Return the complete text."""
-        text = self._text
-        # From the end on, so that places before it stay what they are.
-        for entry in reversed(self._entries.values()):
-            if entry.written:
-                before, after = text[: entry.old.start], text[entry.old.end :]
-                text = f"{before}: {entry.written}{after}"
-        return text
-
-    def all_values(self) -> Iterator[Value]:
-        """Yield every value at any depth, lists entered."""
-        for entry in self._entries.values():
-            is_map = isinstance(entry.now.content, dict)
-            yield from [entry.now] if is_map else entry.now.walk()
 
     def check(self) -> None:
         """Refuse references to nothing or in a circle, and values that no knob may take."""
-        for value in self.all_values():
-            for _, target in _targets(value):
-                self._refuse_unknown(target, value)
-        for path in sorted(self._entries, key=len):
+        for path, value, _ in entries(self.root):
+            knob = self._knobs.get(path)
+            plain: object = None
             try:
-                plain, knob = self._plain(path), self._knob(path)
+                plain = self._plain(value, (path,))
+                fits = knob is None or (knob.has_kind(plain) and knob.allows(plain))
             except NotPlain:
-                continue
-            if knob and not (knob.has_kind(plain) and knob.allows(plain)):
-                now = self._entries[path].now
-                is_followed = now.tag in FOLLOWED
-                shown = f"{plain} ({now.tag} {now.shown})" if is_followed else now.shown
-                raise ValueError(
-                    f"{now.where}: {now.path} {knob.refusal(shown, plain)}"
+                is_other = isinstance(value, Mapping) or is_object(value)
+                fits = knob is None or not is_other
+            if knob and not fits:
+                shown = (
+                    f"{plain} ({dump(value)})" if _is_followed(value) else dump(value)
                 )
+                refusal = knob.refusal(shown, plain)
+                raise ValueError(f"{self.places[path]}: {'.'.join(path)} {refusal}")
 
     def check_rules(self) -> None:
         """Refuse values that do not go together."""
         values = self.plain_values()
         for rule in RULES:
             if rule.broken(values):
-                named = (f"{k} is {values[k]} ({self[k].where})" for k in rule.knobs)
-                raise ValueError(f"{', '.join(named)}: {rule.advice(values)}")
-
-    def _given(self, key: str, value: object, source: str) -> Value:
-        """Read a value; text for a knob that takes text stays: a folder may be called 007."""
-        try:
-            written = value if isinstance(value, str) else as_json(value)
-        except TypeError as error:
-            raise ValueError(
-                f"{source}: {key} is a {type(value).__name__}: give a plain number, "
-                "text, truth value, None, or a list of these."
-            ) from error
-        is_text = isinstance(value, str) and value != "null" and value[:1] != "!"
-        knob = self._takes((key,)) if key in self.keys else Knob("str")
-        is_list = knob.several and written[:1] == "[" and written[-1:] == "]"
-        if is_text and knob.kind == "str" and not is_list:
-            return Value("str", written, source, key)
-        try:
-            return parse(written, source, key) or Value("null", "", source, key)
-        except ValueError as error:
-            raise ValueError(
-                f"{error} It is the value of {key}; a text may need quotes."
-            ) from error
-
-    def _replace(self, parent: KeyPath, values: Mapping[str, Value]) -> None:
-        siblings = self._entries[parent].old.content
-        for name, value in values.items():
-            if name not in siblings:
-                words = unknown_key(name, siblings, value.path.removesuffix(name))
-                raise ValueError(f"{value.where}: {words}")
-            entry = self._entries[path := (*parent, name)]
-            if isinstance(entry.old.content, dict) or entry.old.is_object:
-                self._replace(path, _children(entry.old, value))
-            else:
-                entry.written, entry.now = _written(value, self._takes(path)), value
-
-    def _knob(self, path: KeyPath) -> Knob | None:
-        """Return the row that an entry is held to; a reference to a knob stands for it."""
-        if len(path) == 1 and path[0] in KNOBS:
-            return KNOBS[path[0]]
-        return KNOBS.get(_alone(self._entries[path].old))
-
-    def _takes(self, path: KeyPath) -> Knob:
-        """Return an entry's row, or the type that its value in the complete file shows."""
-        kind = self._shown_kind(self._entries[path].old)
-        return self._knob(path) or Knob(kind, null=kind == "any")
-
-    def _shown_kind(self, value: Value, seen: tuple[str, ...] = ()) -> str:
-        """Return the type that a value shows; ``seen`` are the keys that referred to it."""
-        if isinstance(value.content, list):
-            kinds = {self._shown_kind(member, seen) for member in value.content}
-            inner = f"list of {kinds.pop()}" if len(kinds) == 1 else ""
-            return inner if inner in WORDS else "list"
-        if (key := _alone(value)) in KNOBS:
-            return KNOBS[key].kind
-        if key and key not in seen and key in self.keys:
-            return self._shown_kind(self._entries[(key,)].old, (*seen, key))
-        if key or isinstance(value.content, dict) or value.tag == "null":
-            return "any"
-        if value.is_reference:
-            # Letters outside the references make a text, the rest is arithmetic.
-            letters = re.search(r"[^\W\d]", _REFERENCE.sub("", value.content))
-            return "str" if letters else "any"
-        return value.tag if value.tag in SCALARS else "str"
-
-    def _plain(self, path: KeyPath, trail: tuple[KeyPath, ...] = ()) -> Any:
-        """Return a plain value; ``trail`` are the keys whose references led here."""
-        now, trail = self._entries[path].now, (*trail, path)
-        if path in trail[:-1]:
-            circle = " -> ".join(map(".".join, trail))
-            raise ValueError(f"{now.where}: references go in a circle: {circle}.")
-        return now.plain(lambda value: self._referred(value, trail))
-
-    def _referred(self, value: Value, trail: tuple[KeyPath, ...]) -> object:
-        """Follow ``!ref``: to a value, into a text, or into arithmetic."""
-        if value.tag == PLACEHOLDER:
-            raise NotPlain
-        dotted, filled = ".".join(trail[-1]), value.content
-        for written, target in _targets(value):
-            self._refuse_unknown(target, value)
-            referred = self._plain(target, trail)
-            if "." in written:
-                raise NotPlain  # an attribute
-            if isinstance(referred, str) and _REFERENCE.search(referred):
-                raise ValueError(
-                    f"{self._entries[target].now.where}: {'.'.join(target)} is {referred}, "
-                    f"and where {dotted} refers to it, HyperPyYAML would follow what "
-                    "stands between < and >. Rename it, or write !ref before it."
+                named = ", ".join(
+                    f"{name} is {values[name]} ({self.places[(name,)]})"
+                    for name in rule.knobs
                 )
-            if written == value.content:
-                return referred
-            filled = filled.replace(written, str(referred))
-        if filled == value.content:
-            return filled
+                raise ValueError(f"{named}: {rule.words}")
+
+    def _takes(self, path: KeyPath, value: object) -> Knob:
+        """Return what a value of the complete file may become."""
+        if path in self._knobs:
+            return self._knobs[path]
         try:
-            return compute(filled)
+            kind = type(self._plain(value, (path,))).__name__
+        except (NotPlain, ValueError):
+            kind = "any"
+        return Knob(kind) if kind in WORDS else Knob("any", null=True)
+
+    def _plain(self, value: Any, trail: tuple[KeyPath, ...]) -> Any:
+        """Return a plain value; ``trail`` are the keys whose references led to it."""
+        if isinstance(value, list):
+            members = [self._plain(member, trail) for member in value]
+            if not tag_of(value):
+                return members
+        if _is_followed(value):
+            return self._follow(value.value, trail)
+        if tag_of(value) or isinstance(value, Mapping | list):
+            raise NotPlain
+        # ruamel.yaml's own numbers and texts remember how they were written.
+        kinds = (kind for kind in (bool, int, float, str) if isinstance(value, kind))
+        return next(kinds, lambda other: other)(value)
+
+    def _follow(self, text: str, trail: tuple[KeyPath, ...]) -> object:
+        """Follow ``!ref``: to a value, into a text, or into arithmetic."""
+        values = {r: self._referred(r, trail) for r in _REFERENCE.findall(text)}
+        if text in values or not values:
+            return values.get(text, text)
+        filled = _REFERENCE.sub(lambda match: str(values[match[0]]), text)
+        try:
+            return parse_arithmetic(filled)
         except ArithmeticError as error:
             raise ValueError(
-                f"{value.where}: {dotted} cannot be computed: {value.content} is {filled}."
+                f"{self.places[trail[0]]}: {'.'.join(trail[0])} cannot be computed: {text} "
+                f"is {filled}."
             ) from error
 
-    def _refuse_unknown(self, target: KeyPath, value: Value) -> None:
+    def _referred(self, reference: str, trail: tuple[KeyPath, ...]) -> object:
+        """Return the plain value of ``<key>`` or ``<key[below]>``."""
+        key, _, attribute = reference.strip("<>").partition(".")
+        target = tuple(part.strip("]") for part in key.split("["))
+        value: Any = self.root
         for depth, name in enumerate(target):
-            siblings = self._entries[target[:depth]].old.content
-            if not isinstance(siblings, dict) or name not in siblings:
-                known = siblings if isinstance(siblings, dict) else ()
-                words = unknown(name, known, ".".join([*target[:depth], ""]))
-                raise ValueError(f"{value.where}: {value.path} refers to an {words}")
+            siblings = value if isinstance(value, Mapping) else {}
+            if name not in siblings:
+                words = unknown_key(
+                    name, siblings, "".join(f"{k}." for k in target[:depth])
+                )
+                raise ValueError(
+                    f"{self.places[trail[-1]]}: {'.'.join(trail[-1])} refers to an {words}"
+                )
+            value = siblings[name]
+        if target in trail:
+            circle = " -> ".join(map(".".join, (*trail, target)))
+            where = self.places[trail[0]]
+            raise ValueError(f"{where}: references go in a circle: {circle}.")
+        plain = self._plain(value, (*trail, target))
+        if attribute:
+            raise NotPlain
+        # HyperPyYAML follows what a text refers to with or without a tag.
+        return (
+            self._follow(plain, (*trail, target)) if isinstance(plain, str) else plain
+        )
 
 
-def _entries(value: Value, path: KeyPath = ()) -> Iterator[tuple[KeyPath, _Entry]]:
-    """Yield the entries of a file and of the mappings in it, itself first."""
-    yield path, _Entry(value, value)
-    if isinstance(value.content, dict):
-        for key, child in value.content.items():
-            yield from _entries(child, (*path, key))
+def _is_followed(value: object) -> bool:
+    return tag_of(value) in FOLLOWED and not isinstance(value, Mapping | list)
 
 
-def _alone(value: Value) -> str:
+def _referred_key(value: Any) -> str:
     """Return the one key that a reference stands for, else nothing."""
-    alone = value.is_reference and re.fullmatch(r"<(\w+)>", value.content)
-    return alone[1] if alone else ""
+    key = re.fullmatch(r"<(\w+)>", value.value) if _is_followed(value) else None
+    return key[1] if key else ""
 
 
-def _targets(value: Value) -> Iterator[tuple[str, KeyPath]]:
-    """Yield what a reference refers to: as written, and as keys from the top."""
-    if value.is_reference and value.tag != PLACEHOLDER:
-        for written in _REFERENCE.findall(value.content):
-            # What follows a dot is an attribute of the object.
-            key = written[1:-1].partition(".")[0]
-            yield written, tuple(part.strip("]") for part in key.split("["))
+def _refuse_another(old: Any, new: Any, where: str) -> None:
+    """Refuse what would make a mapping or an object another one."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        is_same = tag_of(new) in (tag_of(old), "")
+    else:
+        is_same = tag_of(new) == tag_of(old) and dump(new) == dump(old)
+    if not is_same:
+        raise ValueError(
+            f"{where} is {tag_of(old) or 'a mapping'} and cannot become something else: "
+            "change the knobs that it refers to, or its entries by name. For another "
+            "object, resolve the file and edit the complete text."
+        )
 
 
-def _children(old: Value, new: Value) -> dict[str, Value]:
-    """Return what changes inside a mapping or an object, which must stay what it is."""
-    if isinstance(old.content, dict) and isinstance(new.content, dict):
-        if new.tag in (old.tag, "map"):
-            return new.content
-    elif new.tag == old.tag and new.content == old.content:
-        return {}
-    what = old.tag if old.is_object else "a mapping"
-    raise ValueError(
-        f"{new.where}: {new.path} is {what} and cannot become something else: change the "
-        "knobs that it refers to, or its entries by name. For another object, resolve the "
-        "file and edit the complete text."
-    )
+def _replace(mapping: CommentedMap, key: str, value: Any, *, are_floats: bool) -> None:
+    """Replace a value; the comments around it stay."""
+    old = mapping[key]
+    if isinstance(old, CommentedSeq) and old:
+        # ruamel.yaml keeps comments behind a list over several lines with its last member.
+        behind = (old.ca.items.get(len(old) - 1) or (None,))[0]
+        if behind is not None:
+            tokens = mapping.ca.items.setdefault(key, [None] * 4)
+            if tokens[2] is not None:
+                behind.value = tokens[2].value + behind.value.removeprefix("\n")
+            tokens[2:] = [behind, None]
+    mapping[key] = _as_written(value, are_floats)
 
 
-def _written(value: Value, knob: Knob) -> str:
-    """Write a value as it will stand in the text; one of another type is refused."""
-    if value.is_reference:
-        return value.as_reference()
-    for part in value.walk():
-        signs = "\x85" if part is value else "\x85?"
-        if isinstance(part.content, str) and set(signs) & set(part.content):
-            # It writes texts anew before it reads them, some of them wrongly.
-            raise ValueError(
-                f"{value.where}: {value.path} is {value.shown}: HyperPyYAML cannot read a "
-                "question mark in a list, nor the sign U+0085. Rename what it names."
-            )
-    with contextlib.suppress(NotPlain, OverflowError, ValueError):
-        plain = value.plain(Value.as_reference)
-        if knob.has_kind(plain):
-            return dump(_floats(plain) if knob.kind.endswith("float") else plain)
-    shown = value.shown or "nothing"
-    raise ValueError(f"{value.where}: {value.path} {knob.refusal(shown)}")
-
-
-def _floats(value: Any) -> Any:
-    """Make integers floats; they serve where numbers are taken."""
-    if isinstance(value, list):
-        return [_floats(item) for item in value]
-    return float(value) if type(value) is int else value
+def _as_written(value: Any, are_floats: bool) -> Any:
+    """Return a value without comments and marks of its own; numbers may have to be floats."""
+    if isinstance(value, list | tuple) and not tag_of(value):
+        return flow_list(_as_written(member, are_floats) for member in value)
+    if isinstance(value, str | os.PathLike):
+        return str(os.fspath(value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value) if are_floats or isinstance(value, float) else int(value)
+    return value
 
 
 def _fill_family_defaults(settings: Settings) -> str:
@@ -545,9 +514,9 @@ def _fill_family_defaults(settings: Settings) -> str:
         return ""
     family = architecture(arch).training
     defaults = dataclasses.asdict(family)
-    tags = {key: settings[key].tag for key in settings.keys}
-    null = [name for name in defaults if tags.get(name) == "null"]
-    if tags.get("optimizer_name", "null") != "null":
+    root = settings.root
+    null = [name for name in defaults if root.get(name, "") is None]
+    if root.get("optimizer_name") is not None:
         missing = [knob for knob in _OPTIMIZER_KNOBS if knob in null]
         rows = (family, *TRAINING_DEFAULTS.values())
         published = next((r for r in rows if r.optimizer_name == optimizer), None)
@@ -555,18 +524,18 @@ def _fill_family_defaults(settings: Settings) -> str:
             defaults |= {key: getattr(published, key) for key in _OPTIMIZER_KNOBS}
         elif optimizer is not None and missing:
             raise ValueError(
-                f"{settings['optimizer_name'].where}: no settings are published for "
+                f"{settings.places[('optimizer_name',)]}: no settings are published for "
                 f"optimizer_name {optimizer} (only for sgd and adamw): give "
                 f"{', '.join(missing)} too."
             )
         else:
             null = [name for name in null if name not in missing]
-    settings.give({name: defaults[name] for name in null}, f"default of {arch}")
+    settings.override({name: defaults[name] for name in null}, f"default of {arch}")
     if optimizer in (None, family.optimizer_name):
         return ""
     return (
         f"Not the family's optimizer: {arch} is to be trained with {optimizer} "
-        f"({settings['optimizer_name'].where}), where the paper trains its family "
+        f"({settings.places[('optimizer_name',)]}), where the paper trains its family "
         f"with {family.optimizer_name}; published error rates say nothing about this. "
         "optimizer_name: null takes the family's. To silence this, set "
         'PYTHONWARNINGS="ignore:Not the family".'

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ruamel.yaml.comments import CommentedMap
+
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.hparams.document import Value
+from speechbrain_rev.hparams.document import KeyPath, dump, entries
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.optimizers import OPTIMIZERS, form_of
 
@@ -30,57 +32,27 @@ class KnobRule:
         Function of their plain values, each in its own range.
     words : str
         What is wrong with values that break it, and what to do.
-    allowed : callable or None
-        Function of the plain values that returns what they allow.
     """
 
     knobs: tuple[str, ...]
     holds: Callable[..., bool]
     words: str
-    allowed: Callable[..., str] | None = None
-
-    def advice(self, values: Mapping[str, object]) -> str:
-        """Return what is wrong with values that break the rule, and what to do.
-
-        Examples
-        --------
-        >>> rule = KnobRule(("lr",), lambda lr: lr < 1, "too fast.", lambda lr: f"{lr / 10}")
-        >>> rule.advice({"lr": 5.0})
-        'too fast. Give 0.5.'
-        """
-        if self.allowed is None:
-            return self.words
-        given = self.allowed(*(values[name] for name in self.knobs))
-        return f"{self.words} Give {given}."
 
     def broken(self, values: Mapping[str, object]) -> bool:
         """Return whether plain values break the rule.
 
         Examples
         --------
-        >>> rule = KnobRule(("snr_low", "snr_high"), lambda low, high: low <= high, "")
-        >>> rule.broken({"snr_low": 5.0, "snr_high": 0.0})
+        >>> rule = KnobRule(("final_lr", "lr"), lambda last, first: last <= first, "")
+        >>> rule.broken({"final_lr": 0.5, "lr": 0.1})
         True
         """
         given = [values.get(name) for name in self.knobs]
-        try:
-            return None not in given and not self.holds(*given)
-        except OverflowError:
-            return True
+        return None not in given and not self.holds(*given)
 
 
 def _one_each(arch: str, numbers: list[int]) -> bool:
     return len(numbers) == len(architecture(arch).strides)
-
-
-def _for_each(arch: str, form: str) -> str:
-    return f"a number for each of its {len(architecture(arch).strides)} stages, {form}"
-
-
-def _bands(arch: str, n_mels: int) -> str:
-    geometry = architecture(arch).geometry(n_mels)
-    needed = "a multiple of" if geometry.rearranges else "at least"
-    return f"{needed} {geometry.downsampling}"
 
 
 def _is_honoured(option: str, value: Any, name: str, bits: int, backend: str) -> bool:
@@ -96,7 +68,7 @@ _OPTIMIZER_RULES = tuple(
         f"this optimizer has no such {option} in this form. Leave it out, or change one of "
         f"the others.",
     )
-    for option in ("momentum", "nesterov", "weight_decay")
+    for option in ("nesterov", "weight_decay")
 )
 RULES = (
     KnobRule(
@@ -116,9 +88,8 @@ RULES = (
     KnobRule(
         ("arch", "n_mels"),
         lambda arch, n_mels: architecture(arch).geometry(n_mels).fits,
-        "the stages' strides divide the frequency axis, in an encoder of type II without "
-        "a rest.",
-        _bands,
+        "the stages' strides divide the frequency axis. Give at least their product, 8 as "
+        "published; in an encoder of type II, a multiple of it.",
     ),
     KnobRule(
         ("arch", "widths"),
@@ -126,10 +97,8 @@ RULES = (
             _one_each(arch, widths)
             and all(width % architecture(arch).width_step == 0 for width in widths)
         ),
-        "each stage has its channels, which reversible encoders halve and rearrange.",
-        lambda arch, _: _for_each(
-            arch, f"multiples of {architecture(arch).width_step}"
-        ),
+        "each stage has its channels. Give one number for each; in an encoder of type I "
+        "multiples of 2, in one of type II multiples of 4.",
     ),
     KnobRule(
         ("arch", "blocks"),
@@ -137,10 +106,8 @@ RULES = (
             _one_each(arch, blocks)
             and (architecture(arch).reversible or min(blocks) > 0)
         ),
-        "each stage has its blocks, at least one in a vanilla encoder.",
-        lambda arch, _: _for_each(
-            arch, f"of at least {0 if architecture(arch).reversible else 1}"
-        ),
+        "each stage has its blocks. Give one number for each; in a vanilla encoder, of at "
+        "least 1.",
     ),
     KnobRule(
         ("speeds",),
@@ -150,11 +117,6 @@ RULES = (
             and all(math.isclose(round(100 * s) / 100, s) for s in speeds)
         ),
         "give different speeds of at most two decimals, 1.0 among them.",
-    ),
-    KnobRule(
-        ("speaker_from",),
-        lambda place: place is None or type(place) in (int, str),
-        "give a level from 1 on, a regular expression in quotes, or null.",
     ),
     KnobRule(
         ("valid_speakers",),
@@ -175,11 +137,6 @@ RULES = (
         "largest speed / sample_rate seconds.",
     ),
     KnobRule(
-        ("snr_low", "snr_high"),
-        lambda low, high: low <= high,
-        "the lowest ratio is above the highest.",
-    ),
-    KnobRule(
         ("margin_start_epoch", "margin_end_epoch"),
         lambda start, end: start <= end,
         "the margin stops rising before it starts. Give a later end, or equal epochs "
@@ -194,11 +151,6 @@ RULES = (
         ("warmup_epochs", "number_of_epochs"),
         lambda warmup, epochs: warmup < epochs,
         "the warm-up must end before training does. For a short run, give 0.0.",
-    ),
-    KnobRule(
-        ("keep_checkpoints", "average_checkpoints"),
-        lambda keep, average: average <= keep,
-        "those that are averaged must be kept. Keep at least as many.",
     ),
     *_OPTIMIZER_RULES,
     KnobRule(
@@ -229,17 +181,15 @@ _FEATURES = {
 }
 
 
-def refuse_other_features(values: Iterable[Value]) -> None:
+def refuse_other_features(root: CommentedMap, places: Mapping[KeyPath, str]) -> None:
     """Refuse settings whose features are not those that embedding rebuilds."""
-    for value in values:
-        if not value.path.startswith(tuple(_FEATURES)):
+    for path, value, _ in entries(root):
+        dotted = ".".join(path)
+        if not dotted.startswith(tuple(_FEATURES)):
             continue
-        tag = value.tag if value.tag.startswith("!") else ""
-        text = value.content if isinstance(value.content, str) else ""
-        given = f"{tag} {text}".strip()
-        if given != (expected := _FEATURES.get(value.path, "left out")):
+        if (given := dump(value)) != (expected := _FEATURES.get(dotted, "left out")):
             raise ValueError(
-                f"{value.where}: {value.path} is {given}, but must be {expected}: embedding a "
+                f"{places[path]}: {dotted} is {given}, but must be {expected}: embedding a "
                 "run builds its features anew from n_mels and sample_rate alone, and "
                 "would not see this change. Change those two only."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from dataclasses import dataclass, field
@@ -61,39 +62,28 @@ def file_of(file: str | Path) -> Path:
     Returns
     -------
     pathlib.Path
-        Path of the file, which may be missing.
+        Path of the file.
 
     Raises
     ------
     ValueError
-        If no file here or in the package has the name, or if a path leads nowhere and
-        the package has a file of that name.
+        If there is none, here or in the package; the message has the nearest name.
 
     Examples
     --------
     >>> file_of("revnet57").name
     'revnet57.yaml'
-    >>> file_of("mine/deep.yaml").as_posix()
-    'mine/deep.yaml'
     """
-    path = Path(file)
-    if path.exists() or path.is_symlink():
+    path, files = Path(file), shipped()
+    if os.path.lexists(path):
         return path
-    files = shipped()
-    if str(file) == path.name and not path.suffix:
-        if path.name in files:
-            return files[path.name]
-        raise ValueError(
-            f"The hyperparameter file {path} cannot be read: there is none here, and none "
-            f"of that name comes with the package.{nearest(path.name, files)}"
-        )
-    if path.suffix in ("", ".yaml") and path.stem in files:
-        raise ValueError(
-            f"The hyperparameter file {path} cannot be read: No such file or directory. "
-            f"The package brings one of that name: give {path.stem}, without folder and "
-            "ending."
-        )
-    return path
+    if str(file) in files:
+        return files[str(file)]
+    raise ValueError(
+        f"The hyperparameter file {path} cannot be read: No such file or directory. Files "
+        "that come with the package are named without folder and ending."
+        f"{nearest(path.stem, files)}"
+    )
 
 
 def base_of(name: str, child: Path) -> Path:
@@ -110,34 +100,28 @@ def base_of(name: str, child: Path) -> Path:
     Returns
     -------
     pathlib.Path
-        Path of the base, which may be missing.
+        Path of the base.
 
     Raises
     ------
     ValueError
-        If there is neither; the message lists the names.
+        If there is neither; the message has the nearest name.
 
     Examples
     --------
     >>> base_of("train.yaml", Path("mine/deep.yaml")) == shipped()["train"]
     True
     """
-    beside = child.parent / name
-    try:
-        beside.lstat()  # a link that leads nowhere was meant, too
-    except FileNotFoundError:
-        files = shipped()
-    except (OSError, ValueError):
+    beside, files = child.parent / name, shipped()
+    # A link that leads nowhere was meant, too.
+    if os.path.lexists(beside):
         return beside
-    else:
-        return beside
-    if name.removesuffix(".yaml") not in files:
-        raise ValueError(
-            f"its base {name} is not there: no file of that path lies beside {child.name}, "
-            "and none of that name comes with the package. Give a path from the folder of "
-            f"{child.name}, or one of {', '.join(files)}."
-        )
-    return files[name.removesuffix(".yaml")]
+    if (known := name.removesuffix(".yaml")) in files:
+        return files[known]
+    raise ValueError(
+        f"its base {name} is not there: no file of that path lies beside {child.name}, "
+        f"and none of that name comes with the package.{nearest(known, files)}"
+    )
 
 
 @dataclass

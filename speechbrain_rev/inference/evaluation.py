@@ -185,7 +185,6 @@ def cohort_files(
     utterances_per_speaker: int | None = None,
     *,
     data_folder: str | Path | None = None,
-    any_extension: bool = False,
     outside_files: bool = False,
 ) -> dict[str, Path]:
     """Find the audio of the training utterances, or of the first of each speaker.
@@ -201,8 +200,6 @@ def cohort_files(
         None for all.
     data_folder : str, Path or None
         Where the data are now; None where the manifest says.
-    any_extension : bool
-        Whether a .flac is taken where the manifest says .wav, or the reverse.
     outside_files : bool
         Whether files may lie outside the data folder that is given.
 
@@ -235,13 +232,9 @@ def cohort_files(
     }
     if data_folder is None:
         # Paths of a manifest may lead anywhere.
-        corpus: Corpus = VoxCelebFolder(
-            Path(), any_extension=any_extension, outside_files=True
-        )
+        corpus: Corpus = VoxCelebFolder(Path(), outside_files=True)
     else:
-        corpus = open_corpus(
-            data_folder, any_extension=any_extension, outside_files=outside_files
-        )
+        corpus = open_corpus(data_folder, outside_files=outside_files)
     files = _located(corpus, {manifest: wavs.values()})
     if files.missing:
         raise ValueError(
@@ -257,7 +250,6 @@ def files_of_run(
     trials: Sequence[str] | None = None,
     trials_folder: str | None = None,
     data_folder: str | None = None,
-    any_extension: bool = False,
     outside_files: bool = False,
     utterances_per_speaker: int | None = None,
 ) -> tuple[dict[str, Path], dict[str, Path]]:
@@ -274,8 +266,8 @@ def files_of_run(
     data_folder : str, optional
         Where the training data are now, if they have moved. Lists and folders of the run
         in the old folder are looked for there too.
-    any_extension, outside_files : bool
-        As of ``open_corpus``; also where the run's settings have them on.
+    outside_files : bool
+        As of ``open_corpus``; also where the run's settings have it on.
     utterances_per_speaker : int, optional
         Of the cohort; all by default.
 
@@ -292,13 +284,8 @@ def files_of_run(
         If a list does not exist.
     """
     folders = "data_folder", "trials_folder"
-    settings = read_settings(
-        run, ("trial_lists", *folders, "any_extension", "outside_files")
-    )
-    allowed = {
-        "any_extension": any_extension or settings["any_extension"],
-        "outside_files": outside_files or settings["outside_files"],
-    }
+    settings = read_settings(run, ("trial_lists", *folders, "outside_files"))
+    outside_files = outside_files or settings["outside_files"]
     folder = trials_folder or settings["trials_folder"]
     if not trials_folder and data_folder:
         given = [folder] if isinstance(folder, str) else folder
@@ -306,11 +293,14 @@ def files_of_run(
     option = "data_folder or trials_folder"
     if trials_folder or data_folder:
         option = "trials_folder" if trials_folder else "data_folder"
-    corpus = open_corpus(folder, option, **allowed)
+    corpus = open_corpus(folder, option, outside_files=outside_files)
     return (
         trial_files(lists_of(trials, settings, data_folder), corpus),
         cohort_files(
-            run / MANIFEST, utterances_per_speaker, data_folder=data_folder, **allowed
+            run / MANIFEST,
+            utterances_per_speaker,
+            data_folder=data_folder,
+            outside_files=outside_files,
         ),
     )
 

@@ -121,8 +121,8 @@ class WholeCheckpointer(Checkpointer):
             kept = "there is none" if newest is None else f"the newest is {newest.path}"
             raise OSError(
                 f"No checkpoint could be written to {self.checkpoints_dir} ({reason}). "
-                f"Earlier ones are as they were: {kept}. Free some space there (keep_checkpoints "
-                "is how many are kept), and give the same command again to go on."
+                f"Earlier ones are as they were: {kept}. Free some space there, "
+                "and give the same command again to go on."
             ) from error
         return checkpoint
 

@@ -88,10 +88,10 @@ class SpeakerEncoder(nn.Module):
         How maps and the weights of convolutions lie in memory. Convolutions of both do the
         same in another order of sums: gradients are equal to the bit in all modes at one
         format.
-    cudnn_benchmark, cudnn_deterministic : bool
-        Flags of cuDNN in training, in both passes and all modes, see
-        :func:`~speechbrain_rev.reversible.cudnn_flags`: with other values than these bits
-        are no longer equal between modes, and ``verify`` reports it.
+    deterministic : bool
+        Kernels of cuDNN in training, in both passes and all modes, see
+        :func:`~speechbrain_rev.reversible.cudnn_flags`. False is faster: bits are no longer
+        equal between modes, and ``verify`` reports it.
     sync_batchnorm : bool
         Whether batch statistics are shared between processes.
     pooling : str
@@ -140,8 +140,7 @@ class SpeakerEncoder(nn.Module):
         verify_every: int = 100,
         chunk: int | str | None = "auto",
         memory_format: str = "contiguous",
-        cudnn_benchmark: bool = False,
-        cudnn_deterministic: bool = True,
+        deterministic: bool = True,
         sync_batchnorm: bool = False,
         pooling: str = "statistics",
         pooling_variance: str = "population",
@@ -152,10 +151,8 @@ class SpeakerEncoder(nn.Module):
     ) -> None:
         super().__init__()
         check_switch("zero_init_residual", zero_init_residual)
-        check_switch("cudnn_benchmark", cudnn_benchmark)
-        check_switch("cudnn_deterministic", cudnn_deterministic)
-        self.cudnn_benchmark = cudnn_benchmark
-        self.cudnn_deterministic = cudnn_deterministic
+        check_switch("deterministic", deterministic)
+        self.deterministic = deterministic
         #: Of what is recomputed outside of chains.
         self.checks = Checks(verify, verify_every)
         parts = parts_of(
@@ -513,9 +510,7 @@ class SpeakerEncoder(nn.Module):
             x = x.clone(memory_format=torch.channels_last)
         wanted = not is_lossless(self._modes.values())
         with (
-            cudnn_flags(
-                benchmark=self.cudnn_benchmark, deterministic=self.cudnn_deterministic
-            ),
+            cudnn_flags(deterministic=self.deterministic),
             updated_together(),
             self.compression.during(self, everywhere=False, wanted=wanted),
         ):
@@ -602,8 +597,7 @@ def build_encoder(
     verify_every: int = 100,
     chunk: int | str | None = "auto",
     memory_format: str = "contiguous",
-    cudnn_benchmark: bool = False,
-    cudnn_deterministic: bool = True,
+    deterministic: bool = True,
     sync_batchnorm: bool = False,
     pooling: str = "statistics",
     pooling_variance: str = "population",
@@ -619,7 +613,7 @@ def build_encoder(
     Parameters
     ----------
     name, n_mels, embedding_dim, mode, streams, verify, verify_every, chunk, memory_format, \
-    cudnn_benchmark, cudnn_deterministic, sync_batchnorm, pooling, pooling_variance, zero_init_residual, compression, widths, blocks
+    deterministic, sync_batchnorm, pooling, pooling_variance, zero_init_residual, compression, widths, blocks
         As :class:`SpeakerEncoder` takes them.
 
     Returns
@@ -648,8 +642,7 @@ def build_encoder(
         verify_every=verify_every,
         chunk=chunk,
         memory_format=memory_format,
-        cudnn_benchmark=cudnn_benchmark,
-        cudnn_deterministic=cudnn_deterministic,
+        deterministic=deterministic,
         sync_batchnorm=sync_batchnorm,
         pooling=pooling,
         pooling_variance=pooling_variance,
@@ -706,8 +699,7 @@ def settings_of(encoder: SpeakerEncoder) -> dict[str, Any]:
         "pooling": poolings[type(encoder.pooling)],
         "pooling_variance": encoder.pooling.variance,
         "memory_format": encoder.memory_format,
-        "cudnn_benchmark": encoder.cudnn_benchmark,
-        "cudnn_deterministic": encoder.cudnn_deterministic,
+        "deterministic": encoder.deterministic,
         "sync_batchnorm": any(
             norm.sync for norm in encoder.modules() if isinstance(norm, BatchNorm)
         ),

@@ -22,58 +22,46 @@ from torch import Tensor
 
 from speechbrain_rev.torch_private import at_the_end_of_backward
 
-
-@dataclass(frozen=True)
-class _CudnnFlags:
-    """Flags of ``torch.backends.cudnn`` for both runs of a function."""
-
-    benchmark: bool = False
-    deterministic: bool = True
-
-
-_PINNED = _CudnnFlags()
-_cudnn = ContextVar("cudnn_flags", default=_PINNED)
+_deterministic = ContextVar("deterministic", default=True)
 
 
 @contextlib.contextmanager
-def cudnn_flags(
-    *, benchmark: bool = False, deterministic: bool = True
-) -> Iterator[None]:
-    """Choose cuDNN's flags for what is computed twice, and for chains in every mode.
+def cudnn_flags(*, deterministic: bool = True) -> Iterator[None]:
+    """Choose cuDNN's kernels for what is computed twice, and for chains in every mode.
 
-    They hold in both passes of steps whose forward pass is in the context.
+    The choice holds in both passes of steps whose forward pass is in the context.
 
     Parameters
     ----------
-    benchmark : bool
-        Whether cuDNN times kernels and takes the fastest. The backward pass, in another
-        thread, may take other ones: modes no longer have equal bits, and ``verify`` reports.
     deterministic : bool
-        Whether kernels give the same bits each time: without it modes do not either.
+        True: deterministic kernels, none of them timed. False: cuDNN times all kernels and
+        takes the fastest. The backward pass, in another thread, may take other ones: modes
+        no longer have equal bits, and ``verify`` reports.
 
     Raises
     ------
     ValueError
-        If one of them is neither True nor False.
+        If it is neither True nor False.
 
     Examples
     --------
     >>> from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
     >>> coupling = AdditiveCoupling(torch.nn.Identity(), torch.nn.Identity())
     >>> chain, x = ReversibleChain([coupling]), torch.randn(2, 4, 8, 10)
-    >>> with cudnn_flags(benchmark=True):
+    >>> with cudnn_flags(deterministic=False):
     ...     y1, y2 = chain(x, x)
     >>> y1.shape
     torch.Size([2, 4, 8, 10])
     """
-    for name, value in {"benchmark": benchmark, "deterministic": deterministic}.items():
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} is {value!r}, but takes True or False.")
-    before = _cudnn.set(_CudnnFlags(benchmark, deterministic))
+    if not isinstance(deterministic, bool):
+        raise ValueError(
+            f"deterministic is {deterministic!r}, but takes True or False."
+        )
+    before = _deterministic.set(deterministic)
     try:
         yield
     finally:
-        _cudnn.reset(before)
+        _deterministic.reset(before)
 
 
 def _precision_flags() -> list[tuple[Any, str]]:
@@ -116,13 +104,13 @@ class Flags:
         Whether a device was involved that these flags speak of.
     precision : tuple
         Of float32 matrix products and convolutions.
-    cudnn
+    deterministic : bool
         As ``cudnn_flags`` chose.
     """
 
     in_effect: bool
     precision: tuple[Any, ...] = ()
-    cudnn: _CudnnFlags = _PINNED
+    deterministic: bool = True
 
     @classmethod
     def now(cls, devices: Iterable[torch.device]) -> Flags:
@@ -130,7 +118,7 @@ class Flags:
         if not any(_decided_by_flags(device) for device in devices):
             return cls(False)
         precision = tuple(getattr(o, n) for o, n in _precision_flags())
-        return cls(True, precision, _cudnn.get())
+        return cls(True, precision, _deterministic.get())
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -141,16 +129,20 @@ class Flags:
         entry = _pinned.enter(self)
         try:
             # What a second run runs first is in its thread.
-            with cudnn_flags(**vars(self.cudnn)):
+            with cudnn_flags(deterministic=self.deterministic):
                 yield
         finally:
             _pinned.leave(entry)
 
     def wanted(self) -> list[tuple[Any, str, Any]]:
         """List who holds each flag, its name and its value."""
-        cudnn = [(torch.backends.cudnn, n, v) for n, v in vars(self.cudnn).items()]
+        cudnn = torch.backends.cudnn
         precision = zip(_precision_flags(), self.precision, strict=True)
-        return [*cudnn, *((owner, name, value) for (owner, name), value in precision)]
+        return [
+            (cudnn, "benchmark", not self.deterministic),
+            (cudnn, "deterministic", self.deterministic),
+            *((owner, name, value) for (owner, name), value in precision),
+        ]
 
     def hold(self, owner: object) -> Callable[[], Any]:
         """Compute under these flags in the backward pass, until its owner is gone.

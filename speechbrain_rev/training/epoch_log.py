@@ -32,8 +32,6 @@ _NEEDS = {
     "wandb": ("wandb", "init"),
 }
 
-#: What wandb refuses in the name of a project.
-_NOT_IN_A_PROJECT = "/\\#?%:"
 
 logger = logging.getLogger("train")
 
@@ -47,8 +45,6 @@ class EpochLog:
         The run's folder, which gets train_log.jsonl and training_curves.png.
     to : "tensorboard", "wandb" or None
         Which logger gets the same numbers; wandb's run begins at once.
-    project : str, optional
-        That of wandb; by default wandb chooses, by WANDB_PROJECT.
     config : mapping, optional
         The run's plain settings, for wandb.
 
@@ -71,7 +67,6 @@ class EpochLog:
         output_folder: str | Path,
         *,
         to: str | None = None,
-        project: str | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder = Path(output_folder)
@@ -82,7 +77,7 @@ class EpochLog:
         if to == "tensorboard":
             self._other = TensorBoard(self._folder / TENSORBOARD)
         elif to == "wandb" and if_main_process():
-            self._other = WeightsAndBiases(self._folder, project, config or {})
+            self._other = WeightsAndBiases(self._folder, config or {})
         # SpeechBrain writes DEBUG into log.txt, where matplotlib lists all fonts.
         logging.getLogger("matplotlib").setLevel(logging.INFO)
 
@@ -181,8 +176,6 @@ class WeightsAndBiases:
     folder : Path
         The run's folder, which keeps the name of wandb's run, and wandb's files where
         WANDB_DIR names no other place.
-    project : str or None
-        wandb's own choice if None.
     config : mapping
         The run's plain settings.
 
@@ -192,9 +185,7 @@ class WeightsAndBiases:
         If wandb begins no run, or the file that names its run is damaged.
     """
 
-    def __init__(
-        self, folder: Path, project: str | None, config: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         wandb = importlib.import_module("wandb")
         named = folder / WANDB_RUN
         if not named.exists():
@@ -208,7 +199,6 @@ class WeightsAndBiases:
             )
         try:
             run = wandb.init(
-                project=project,
                 id=name,
                 resume="allow",
                 name=os.environ.get("WANDB_NAME", str(folder)),
@@ -254,39 +244,21 @@ def _wandb_folder(folder: Path) -> str:
     return os.environ.get("WANDB_DIR") or str(folder)
 
 
-def check_logger(to: str | None, project: str | None) -> None:
-    """Refuse to begin with a logger whose package is missing, or a bad project.
+def check_logger(to: str | None) -> None:
+    """Refuse to begin with a logger whose package is missing.
 
     Parameters
     ----------
     to : str or None
         The knob logger.
-    project : str or None
-        The knob wandb_project.
 
     Raises
     ------
-    ValueError
-        If there is a project and no logger that has projects, or wandb allows no
-        project of that name.
     ImportError
         If the package is missing or too old.
     """
-    if project is not None and to != "wandb":
-        raise ValueError(
-            f"wandb_project: {project} is for logger: wandb, but logger is "
-            f"{to or 'null'}. Give --logger=wandb, or leave wandb_project out."
-        )
     if to is None:
         return
-    chosen = project or os.environ.get("WANDB_PROJECT", "")
-    if to == "wandb" and set(chosen) & set(_NOT_IN_A_PROJECT):
-        source = "wandb_project" if project else "WANDB_PROJECT"
-        raise ValueError(
-            f"{source} is {chosen!r}, but the name of a project of wandb has none of "
-            f"{' '.join(_NOT_IN_A_PROJECT)}. Give another name; an entity is given as "
-            "WANDB_ENTITY."
-        )
     module, name = _NEEDS[to]
     try:
         # A folder of wandb's files is imported as a package with nothing in it.
@@ -298,9 +270,7 @@ def check_logger(to: str | None, project: str | None) -> None:
         ) from error
 
 
-def log_places(
-    folder: str | Path, *, to: str | None, project: str | None = None
-) -> str:
+def log_places(folder: str | Path, *, to: str | None) -> str:
     """Return a sentence on where the statistics of a run's epochs would go.
 
     Parameters
@@ -309,8 +279,6 @@ def log_places(
         The output_folder.
     to : str or None
         The knob logger.
-    project : str or None
-        The knob wandb_project.
 
     Returns
     -------
@@ -321,7 +289,7 @@ def log_places(
     if to == "tensorboard":
         places.append(f"{folder}/{TENSORBOARD} for TensorBoard")
     if to == "wandb":
-        chosen = project or os.environ.get("WANDB_PROJECT")
+        chosen = os.environ.get("WANDB_PROJECT")
         which = f"project {chosen}" if chosen else "its default project"
         files = f"{_wandb_folder(Path(folder))}/wandb"
         places.append(f"wandb in {which}, with files in {files}")

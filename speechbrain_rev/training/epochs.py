@@ -63,7 +63,7 @@ class ValidatedEpochs(CheckedSteps):
     A subclass has ``compute_forward``, which returns embeddings [batch, 1, embedding_dim]
     in validation, as ``embed`` gives them, and ``compute_objectives``. Its hparams have ``lr_annealing`` (a
     ``SpeakerSchedule``), ``compute_cost`` with a ``margin``, ``train_logger`` and
-    ``keep_checkpoints``, beside those of ``CheckedSteps``; its modules have an
+    ``average_checkpoints``, beside those of ``CheckedSteps``; its modules have an
     ``embedding_model``.
     """
 
@@ -257,9 +257,14 @@ class ValidatedEpochs(CheckedSteps):
             run_on_main(self.epoch_log.write, args=[self.epoch_stats])
         self.checkpointer.save_and_keep_only(
             meta=self.epoch_stats,
-            num_to_keep=self.hparams.keep_checkpoints,
+            num_to_keep=kept_epochs(self.hparams.average_checkpoints),
             ckpt_predicate=is_end_of_epoch,
         )
+
+
+def kept_epochs(averaged: int) -> int:
+    """Return how many of the last epochs keep their checkpoints."""
+    return max(10, averaged)
 
 
 def _after(epoch: int, step: int) -> str:
@@ -314,8 +319,7 @@ def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
     Parameters
     ----------
     brain : ValidatedEpochs
-        Before its first step. Its hparams also have ``number_of_epochs``, ``logger`` and
-        ``wandb_project``.
+        Before its first step. Its hparams also have ``number_of_epochs`` and ``logger``.
     loader : DataLoader
         Of the training speech, with two batches or more.
 
@@ -359,9 +363,5 @@ def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
     if "compression_ratio" in figures:
         ratio = figures["compression_ratio"]
         lines.append(f"Compressed activations: {ratio:.1f} times smaller.")
-    lines.append(
-        log_places(
-            hparams.output_folder, to=hparams.logger, project=hparams.wandb_project
-        )
-    )
+    lines.append(log_places(hparams.output_folder, to=hparams.logger))
     run_on_main(print, args=["\n".join(lines)])

@@ -48,6 +48,7 @@ from speechbrain_rev.lobes.checkpointer import (
     load_finished_run,
 )
 from speechbrain_rev.processes import process_count
+from speechbrain_rev.training.epochs import kept_epochs
 from speechbrain_rev.training.steps import ACCUMULATION, DEBUG
 
 #: The encoder in checkpoints.
@@ -409,12 +410,11 @@ def finish(settings: Mapping[str, Any]) -> str:
     str
         What was written, of how many epochs, in a sentence.
     """
-    checkpointer = settings["checkpointer"]
+    checkpointer, wanted = settings["checkpointer"], settings["average_checkpoints"]
     # A run that was killed after its last checkpoint has one too many.
     checkpointer.delete_checkpoints(
-        num_to_keep=settings["keep_checkpoints"], ckpt_predicate=is_end_of_epoch
+        num_to_keep=kept_epochs(wanted), ckpt_predicate=is_end_of_epoch
     )
-    wanted = settings["average_checkpoints"]
     average = average_of_last_epochs(checkpointer, ENCODER, wanted)
     weights = Path(settings["output_folder"], WEIGHTS)
     write_whole(weights, saved_bytes(average))

@@ -24,9 +24,8 @@ from .steps import (
 )
 
 NAMES = ("resnet34", "df_resnet56", "revnet57", "df_revnet89")
-#: cuDNN's benchmark mode, and whether its kernels are deterministic; the default first.
-PINNED = (False, True)
-FLAGS = (PINNED, (True, True), (False, False), (True, False))
+#: Whether cuDNN's kernels are deterministic; the default first.
+FLAGS = (True, False)
 #: Of a CPU: two blocks of each stage have both inputs of a block, from the stem and of
 #: another block.
 FEW_BLOCKS = (2, 2, 2, 2)
@@ -39,24 +38,17 @@ def ways_of(name: str, precision: str, device: torch.device) -> list[Way]:
     flags = FLAGS if device.type == "cuda" else FLAGS[:1]
     return [
         Way(
-            _words(mode, memory_format, cudnn),
+            f"{mode}, {memory_format}" + ", not deterministic" * (not deterministic),
             mode,
             "exact",
             precision,
             memory_format=memory_format,
-            cudnn=cudnn,
+            deterministic=deterministic,
         )
-        for mode, cudnn, memory_format in itertools.product(
+        for mode, deterministic, memory_format in itertools.product(
             modes, flags, MEMORY_FORMATS
         )
     ]
-
-
-def _words(mode: str, memory_format: str, cudnn: tuple[bool, bool]) -> str:
-    benchmark, deterministic = cudnn
-    words = f"{mode}, {memory_format}"
-    words += ", benchmark" * benchmark
-    return words + ", not deterministic" * (not deterministic)
 
 
 def check_bits(steps: Mapping[Case, Step]) -> None:
@@ -64,7 +56,7 @@ def check_bits(steps: Mapping[Case, Step]) -> None:
     grads: dict[str, list[torch.Tensor]] = {}
     for (name, way), step in steps.items():
         step()
-        if way.cudnn == PINNED:
+        if way.deterministic:
             own = [p.grad.clone() for p in step.args[0].parameters()]
             stored = grads.setdefault(way.memory_format, own)
             require(

@@ -74,8 +74,8 @@ class Way:
 
     ``torch_checkpoint`` puts each block into torch's checkpoint; ``parts`` are those of
     a batch whose gradients are added up; ``plain`` has none of this package's layers, and
-    so no mode. ``cudnn`` has its flags, benchmark and
-    deterministic, for torch and the encoder alike; None leaves both as they are.
+    so no mode. ``deterministic`` is for torch's cuDNN and the encoder alike;
+    None leaves both as they are.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Way:
     plain: bool = False
     chunk: int | str | None = "auto"
     memory_format: str = "contiguous"
-    cudnn: tuple[bool, bool] | None = None
+    deterministic: bool | None = None
 
     @property
     def stored(self) -> Way:
@@ -135,7 +135,7 @@ def _ours(way: Way, name: str, **row: Any) -> SpeakerEncoder:
         chunk=way.chunk,
         memory_format=way.memory_format,
         verify=None,
-        **_flags(way, "cudnn_benchmark", "cudnn_deterministic"),
+        deterministic=way.deterministic is not False,
         **row,
     )
     if way.torch_checkpoint:
@@ -152,17 +152,14 @@ def train_step(encoder: nn.Module, feats: Tensor, way: Way) -> None:
     cudnn = torch.backends.cudnn
     before = {name: getattr(cudnn, name) for name in ("benchmark", "deterministic")}
     try:
-        for name, value in _flags(way, *before).items():
-            setattr(cudnn, name, value)
+        if way.deterministic is not None:
+            cudnn.deterministic = way.deterministic
+            cudnn.benchmark = not way.deterministic
         for part in feats.chunk(way.parts):
             _loss(encoder, part, way).backward()
     finally:
         for name, value in before.items():
             setattr(cudnn, name, value)
-
-
-def _flags(way: Way, *names: str) -> dict[str, bool]:
-    return {} if way.cudnn is None else dict(zip(names, way.cudnn, strict=True))
 
 
 def _loss(encoder: nn.Module, feats: Tensor, way: Way) -> Tensor:

@@ -1,7 +1,7 @@
 """Write docs/yaml_reference.md: python -m tests.docs.yaml_reference.
 
-What a key means is its comment in ``hparams/train.yaml``; what it takes, its unit and
-its source are its row of ``KNOBS``.
+What a key means is its comment in ``hparams/train.yaml``; what it takes is its row of
+``KNOBS``; its source and its unit are below.
 """
 
 from __future__ import annotations
@@ -37,6 +37,106 @@ SOURCES = {
     "the study": "of reduced encoders on a small corpus: "
     "[what follows for the defaults](study.md#what-follows-for-the-defaults).",
     "ours": "our choice.",
+}
+
+#: Sources of settings' values in ``hparams/train.yaml``; all others are ours.
+SOURCE_OF = {
+    "seed": "SpeechBrain",
+    "output_folder": "ours, after SpeechBrain",
+    "precision": "ours; the paper states none",
+    "num_workers": "SpeechBrain",
+    "ckpt_interval_steps": "ours; the knob is SpeechBrain's",
+    "logger": "SpeechBrain's loggers; the knob is ours",
+    "arch": "paper (III, Tables II to VI); which one is ours",
+    "widths": "paper (Tables II to IV)",
+    "blocks": "paper (Tables II to IV)",
+    "n_mels": "paper (V-C)",
+    "embedding_dim": "paper (V-C)",
+    "pooling": "paper (V-C)",
+    "mode": "reconstruct: paper (III); compress: error-bounded compression; which one by "
+    "null is ours",
+    "convolution_error": "error-bounded compression (0.01 is the coefficient of its equation 8)",
+    "normalisation_error": "ours, by the benchmark compressed_bounds",
+    "memory_budget": "after Jiang et al.",
+    "streams": "ours, by the study: after 3,150 steps weights are the same to the bit whether "
+    "activations were stored or reconstructed; float streams took 11 % less time on"
+    " a CPU, and end at other weights",
+    "chunk": "ours, by the benchmark chunks: it changes memory and time; the study did not "
+    "test it",
+    "memory_format": "ours, by the benchmark formats",
+    "deterministic": "ours, for equal bits in every mode",
+    "sync_batchnorm": "ours; the paper states nothing",
+    "zero_init_residual": "Goyal et al. 2017, section 5.1; ours, by the study: after 8 epochs the EER of "
+    "resnet34, revnet46 and df_resnet56 was 8 to 18 points lower, that of "
+    "df_revnet66 the same, with one seed",
+    "data_folder": "paper (V-A): VoxCeleb2 dev",
+    "sample_rate": "SpeechBrain",
+    "trial_lists": "ours; SpeechBrain has one, verification_file",
+    "valid_speakers": "ours; the paper trains on all (V-A), which 0 does",
+    "chunk_samples": "paper (V-C): 200 frames",
+    "sentence_len": "ours: what chunk_samples need at the fastest speed",
+    "out_n_neurons": "paper (V-A): 5994 speakers, three speeds",
+    "speeds": "paper (V-A)",
+    "augment_prob": "paper (V-A)",
+    "noise_folder": "paper (V-A): MUSAN",
+    "rir_folder": "paper (V-A): RIR",
+    "loss": "paper (V-C)",
+    "margin": "paper (V-C)",
+    "scale": "paper (V-C)",
+    "margin_start_epoch": "WeSpeaker",
+    "margin_end_epoch": "WeSpeaker",
+    "optimizer_name": "paper (V-C)",
+    "optimizer_bits": "paper (IV); an update differs from that with 32-bit states by 2 to 4 %, for "
+    "AdamW's classifier by 6 % (docs/optimizers.md), so that no layer has to stay "
+    "at 32; the study saw no loss",
+    "optimizer_block": "ours, as bitsandbytes has it; the paper's is 2048",
+    "optimizer_pack_small": "ours, for bitsandbytes keeps them at 32 bits",
+    "lr": "WeSpeaker",
+    "final_lr": "WeSpeaker",
+    "weight_decay": "paper (V-C); in the study neither none nor 0.2 of AdamW was clearly better "
+    "than 0.05, and SGD's was not tried",
+    "nesterov": "paper (V-C); WeSpeaker's is Nesterov's",
+    "max_grad_norm": "SpeechBrain; in the study neither 1 nor no clipping was clearly better",
+    "batch_size": "paper (VI-C)",
+    "number_of_epochs": "WeSpeaker",
+    "warmup_epochs": "WeSpeaker, for 150 epochs and more; of the 30 epochs of the study half an "
+    "epoch and 4 did alike",
+    "average_checkpoints": "WeSpeaker",
+    "cohort_top_n": "paper (V-D): a cohort of 600, as we read it",
+}
+
+#: Units of settings that are numbers.
+UNIT_OF = {
+    "num_workers": "processes",
+    "ckpt_interval_steps": "steps",
+    "widths": "channels",
+    "blocks": "blocks",
+    "n_mels": "bands",
+    "embedding_dim": "values",
+    "convolution_error": "fraction of the momentum",
+    "normalisation_error": "fraction of the deviation",
+    "memory_budget": "bytes, by the unit in the text",
+    "max_gradient_error": "fraction of the gradient's norm",
+    "chunk": "bytes for 200 frames",
+    "sample_rate": "Hz",
+    "max_unread": "files",
+    "valid_speakers": "speakers",
+    "chunk_samples": "samples",
+    "sentence_len": "s",
+    "out_n_neurons": "speakers x speeds",
+    "speeds": "times",
+    "augment_prob": "probability",
+    "margin": "radians",
+    "margin_start_epoch": "epochs",
+    "margin_end_epoch": "epochs",
+    "optimizer_bits": "bits",
+    "optimizer_block": "values",
+    "batch_size": "utterances",
+    "number_of_epochs": "epochs",
+    "warmup_epochs": "epochs",
+    "steps_per_epoch": "steps",
+    "average_checkpoints": "checkpoints",
+    "cohort_top_n": "speakers",
 }
 
 _HEAD = """\
@@ -84,8 +184,8 @@ def entry(key: Key) -> str:
         takes = knob.takes()
         if key.name == "arch":
             takes = f"a name of the [table](choosing_an_encoder.md#the-table): {takes}"
-        facts = {"Default": default, "Unit": knob.unit, "Takes": takes}
-        facts |= {"Source": knob.source, "Note": knob.why}
+        facts = {"Default": default, "Unit": UNIT_OF.get(key.name, ""), "Takes": takes}
+        facts |= {"Source": SOURCE_OF.get(key.name, "ours"), "Note": knob.why}
         shown = ((head, it.rstrip(".")) for head, it in facts.items() if it)
         parts.append("\n".join(f"- {head}: {it}." for head, it in shown))
     return "\n\n".join(part for part in parts if part)

@@ -26,7 +26,6 @@ TINY = {
     "margin_start_epoch": "1",
     "margin_end_epoch": "2",
     "average_checkpoints": "2",
-    "keep_checkpoints": "2",
     "valid_speakers": "2",
     "ckpt_interval_steps": "2",
     "num_workers": "0",

@@ -51,7 +51,6 @@ def tiny_size():
         "steps_per_epoch": 3,
         "number_of_epochs": 2,
         "average_checkpoints": 1,
-        "keep_checkpoints": 1,
         "max_unread": 0,
         "cohort_top_n": 3,
     }

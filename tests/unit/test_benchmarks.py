@@ -1036,10 +1036,10 @@ class TestFormats:
 
     def test_a_gpu_times_all_of_them(self):
         ways = formats.ways_of("revnet57", "bf16", torch.device("cuda"))
-        kinds = {(w.mode, w.memory_format, w.cudnn) for w in ways}
-        assert len(kinds) == len(ways) == 2 * 2 * 4
+        kinds = {(w.mode, w.memory_format, w.deterministic) for w in ways}
+        assert len(kinds) == len(ways) == 2 * 2 * 2
         assert ways[0] == steps.Way(
-            "store, contiguous", "store", "exact", "bf16", cudnn=(False, True)
+            "store, contiguous", "store", "exact", "bf16", deterministic=True
         )
 
     def test_steps_have_the_flags_of_their_way(self, monkeypatch):
@@ -1054,12 +1054,11 @@ class TestFormats:
         )
         user = cudnn.benchmark, cudnn.deterministic
         for flags in (*formats.FLAGS, None):
-            way = steps.Way("", cudnn=flags)
+            way = steps.Way("", deterministic=flags)
             encoder = steps.encoder_by(way, "resnet34", **TINIEST)
             steps.train_step(encoder, torch.zeros(1, 9, 80), way)
-            own = encoder.cudnn_benchmark, encoder.cudnn_deterministic
-            assert own == (flags or formats.PINNED)
-        assert seen == [*formats.FLAGS, user]
+            assert encoder.deterministic == (flags is not False)
+        assert seen == [(False, True), (True, False), user]
         assert user == (cudnn.benchmark, cudnn.deterministic)
 
     def test_ratios_are_printed_only_where_gradients_agree(self, monkeypatch):

@@ -206,22 +206,17 @@ class TestTrainingList:
         assert (tmp_path / "save/valid_trials.txt").read_text() == own
         assert speakers(tmp_path / "save") == set(names[2:])
 
-    def test_another_extension_is_named_and_taken_if_allowed(
+    def test_a_missing_name_is_looked_up_with_another_extension(
         self, prepared, tmp_path, trials
     ):
         data = write_corpus(tmp_path / "flac", seconds=0.1, suffix=".flac")
         lines = "".join(f"{s} {s}/s00/00000.wav\n" for s in SPEAKERS[:3])
         listed = {"train_list": write_list(tmp_path / "list.txt", lines)}
         own = {"valid_trials": trials}
-        for given in (listed, own):
-            with pytest.raises(
-                ValueError, match=r"3 of 3 files.* 3 are .*\.flac: --any_extension"
-            ):
-                prepared(data, **given)
-        assert prepared(data, **own, any_extension=True).left_out == 8
+        assert prepared(data, **own).left_out == 8
         copy = (tmp_path / "save/valid_trials.txt").read_text()
         assert copy == TRIALS.replace(".wav", ".flac")
-        assert prepared(data, "other", **listed, any_extension=True).utterances == 3
+        assert prepared(data, "other", **listed).utterances == 3
         for utterance in read_manifest(tmp_path / "other/train.csv"):
             assert soundfile.info(utterance.wav).format == "FLAC"
 
@@ -472,7 +467,7 @@ class KaldiFolder(Corpus):
     layout = "Or a folder with wav.scp and utt2spk."
 
     @classmethod
-    def find(cls, folder, *, any_extension, outside_files):
+    def find(cls, folder, *, outside_files):
         return cls(Path(folder)) if Path(folder, "wav.scp").is_file() else None
 
     def _table(self, name):

@@ -1,32 +1,34 @@
 """Rules between knobs, and features as embedding rebuilds them."""
 
-import math
-
 import pytest
 
-from speechbrain_rev.hparams.rules import RULES, KnobRule
-from tests.unit.hparams.files import TRAIN, flat, refusal, values
+from speechbrain_rev.hparams.rules import RULES
+from tests.unit.hparams.files import TRAIN, flat, refusal
 
 # Values that are in their own range, but do not go together.
 LIBRARY = {"optimizer_backend": "bitsandbytes"}
 TOGETHER = [
-    ({"keep_checkpoints": 5}, "keep_checkpoints is 5 (command line), average_check"),
     ({"margin_start_epoch": 50}, "margin_end_epoch is 40 (default of revnet57): the"),
-    ({"snr_low": 20.0}, "snr_low is 20.0 (command line), snr_high is 15.0 ("),
     ({"final_lr": 0.2}, "lr is 0.1 (default of revnet57), final_lr is 0.2 (command"),
     ({"number_of_epochs": 6}, "warmup_epochs is 6.0 ("),
     ({"chunk_samples": 399}, "that is less than one window of 25 ms"),
     ({"speeds": [1.0, 1.2]}, "too short for the fastest speed"),
     ({"speeds": [0.9, 1.1]}, "speeds is [0.9, 1.1] (command line): give different"),
     ({"speeds": [1.0, 0.999]}, "at most two decimals"),
-    ({"speaker_from": 1.5}, "give a level from 1 on, a regular expression in"),
     ({"valid_speakers": 1}, "Give 0 (no validation) or at least 2."),
     ({"arch": "resnet34", "mode": "reconstruct"}, "this encoder is not reversible"),
     ({"arch": "resnet34", "chunk": 800_000}, "works on all channels at once"),
-    ({"n_mels": 84}, "Give a multiple of 8."),
-    ({"widths": [8, 8, 8, 6]}, "for each of its 4 stages, multiples of 4."),
-    ({"arch": "resnet34", "blocks": [1, 0, 1, 1]}, "its 4 stages, of at least 1."),
-    ({"optimizer_name": "adamw", "momentum": 0.9}, "has no such momentum in this form"),
+    ({"n_mels": 84}, "in an encoder of type II, a multiple of it."),
+    ({"widths": [8, 8]}, "each stage has its channels. Give one number for each"),
+    ({"widths": [8, 8, 8, 6]}, "in one of type II multiples of 4."),
+    (
+        {"arch": "resnet34", "blocks": [1, 0, 1, 1]},
+        "in a vanilla encoder, of at least 1.",
+    ),
+    (
+        {"optimizer_name": "adamw", "nesterov": True},
+        "has no such nesterov in this form",
+    ),
     (LIBRARY | {"optimizer_block": 2048}, "bitsandbytes has blocks of 256"),
     (LIBRARY | {"optimizer_pack_small": True}, "keeps small tensors at 32 bits"),
     (
@@ -47,14 +49,8 @@ def test_values_that_do_not_go_together_are_named_with_all_places(tmp_path):
     for overrides, message in TOGETHER:
         said = refusal(file, overrides)
         assert message in said
-        given = values(file) | overrides
-        broken |= {rule.knobs for rule in RULES if said.endswith(rule.advice(given))}
+        broken |= {rule.knobs for rule in RULES if said.endswith(rule.words)}
     assert broken == {rule.knobs for rule in RULES}
-
-
-def test_a_value_that_a_rule_cannot_compute_with_breaks_it():
-    rule = KnobRule(("sentence_len",), lambda seconds: round(seconds) > 0, "")
-    assert rule.broken({"sentence_len": math.inf})
 
 
 NORM = "!new:speechbrain.processing.features.InputNormalization"
@@ -80,7 +76,7 @@ NORM = "!new:speechbrain.processing.features.InputNormalization"
         (
             "",
             f"mean_var_norm: {NORM} [global]",
-            "mean_var_norm[0] is global, but must be",
+            f"mean_var_norm is {NORM} [global], but must be",
         ),
         (
             "",

@@ -243,15 +243,12 @@ def test_flags_of_cudnn_are_those_of_the_encoder_in_both_passes(
 
     user = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     row = CHUNKED if name == "revnet140" else {"n_mels": 24}
-    for mode, *flags in itertools.product(modes, *[[False, True]] * 2):
-        named = dict(
-            zip(("cudnn_benchmark", "cudnn_deterministic"), flags, strict=True)
-        )
-        encoder = tiny(name, mode=mode, **row, **named)
+    for mode, deterministic in itertools.product(modes, [False, True]):
+        encoder = tiny(name, mode=mode, deterministic=deterministic, **row)
         seen.clear()
         with Noted():
             encoder(narrow(3)).sum().backward()
-        assert seen == {tuple(flags)}
+        assert seen == {(not deterministic, deterministic)}
         assert user == (
             torch.backends.cudnn.benchmark,
             torch.backends.cudnn.deterministic,
@@ -321,8 +318,7 @@ def test_modes_are_set_by_name_and_the_rest_stays():
                 ("chunk", (0, -1, 1.5, "large", True), "'auto', a number of bytes, or"),
                 ("zero_init_residual", ("false", 0, None), "^{} is .*takes True or"),
                 ("sync_batchnorm", ("false", 0, None), "^{} is .*takes True or"),
-                ("cudnn_benchmark", ("true", 1, None), "^{} is .*takes True or"),
-                ("cudnn_deterministic", ("false", 0, None), "^{} is .*takes True or"),
+                ("deterministic", ("false", 0, None), "^{} is .*takes True or"),
                 ("memory_format", ("nhwc", None), "contiguous, channels_last, but is"),
                 ("widths", (8, "8888", {"a": 8}), "^{} is .*takes a list of 4 whole"),
                 ("blocks", (8, "8888", {"a": 8}), "^{} is .*takes a list of 4 whole"),
@@ -401,7 +397,7 @@ def test_what_is_no_batch_of_filterbanks_is_refused(given, words, form):
 def test_settings_make_another_encoder_of_the_kind_or_are_refused():
     encoder = tiny(
         "revnet57", pooling_variance="unbiased", streams="float", n_mels=24,
-        cudnn_benchmark=True, cudnn_deterministic=False, **LAST,
+        deterministic=False, **LAST,
     )  # fmt: skip
     settings = settings_of(encoder)
     again = build_encoder("revnet57", blocks=(1, 2, 1, 1), **settings)

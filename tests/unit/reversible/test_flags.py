@@ -78,38 +78,32 @@ def test_both_runs_are_pinned_and_the_users_flags_return(mode):
     assert seen[1 + again :] == [pinned]
 
 
-@pytest.mark.parametrize("flags", [(True, True), (False, False)])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.usefixtures("as_on_cuda")
-def test_all_runs_take_the_flags_of_cudnn_that_were_chosen(mode, flags):
+def test_all_runs_take_the_flags_of_cudnn_that_were_chosen(mode):
     chain, seen = chain_that_is_watched(mode)
-    benchmark, deterministic = flags
     with user_sets("ieee"):
-        with cudnn_flags(benchmark=benchmark, deterministic=deterministic):
+        with cudnn_flags(deterministic=False):
             loss = loss_of(chain(*streams()))
         loss.backward()
         # What comes later is pinned as ever.
-        assert (
-            backend_flags.Flags.now({torch.device("cpu")}).cudnn
-            == backend_flags._PINNED
-        )
-    assert seen == [(*flags, "ieee")] * (2 + Mode(mode).spec.runs_twice)
+        assert backend_flags.Flags.now({torch.device("cpu")}).deterministic
+    assert seen == [(True, False, "ieee")] * (2 + Mode(mode).spec.runs_twice)
 
 
 @pytest.mark.usefixtures("as_on_cuda")
 def test_what_a_second_run_runs_first_has_its_flags():
     cpu = {torch.device("cpu")}
-    with cudnn_flags(benchmark=True):
+    with cudnn_flags(deterministic=False):
         flags = backend_flags.Flags.now(cpu)
     with user_sets("ieee"), flags():
         assert backend_flags.Flags.now(cpu) == flags
-        assert in_force() == (True, True, flags.precision[-1])
+        assert in_force() == (True, False, flags.precision[-1])
 
 
-@pytest.mark.parametrize("name", ["benchmark", "deterministic"])
-def test_flags_of_cudnn_are_true_or_false(name):
-    message = f"{name} is 'false', but takes True or False"
-    with pytest.raises(ValueError, match=message), cudnn_flags(**{name: "false"}):
+def test_flags_of_cudnn_are_true_or_false():
+    message = "deterministic is 'false', but takes True or False"
+    with pytest.raises(ValueError, match=message), cudnn_flags(deterministic="false"):
         pass
 
 

@@ -83,9 +83,8 @@ def noise_run(tmp_path):
                 "lr_annealing": SimpleNamespace(step=0, current_lr=0.1),
                 "compute_cost": SimpleNamespace(margin=0.2),
                 "train_logger": SimpleNamespace(log_stats=lambda line: None),
-                "keep_checkpoints": 2,
+                "average_checkpoints": 2,
                 "logger": None,
-                "wandb_project": None,
             },
             run_opts={"device": "cpu", "noprogressbar": True, **run_opts},
             checkpointer=WholeCheckpointer(

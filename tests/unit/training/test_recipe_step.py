@@ -74,8 +74,7 @@ KNOBS = {
     "pooling_variance": "unbiased",
     "chunk": 1000,
     "memory_format": "channels_last",
-    "cudnn_benchmark": True,
-    "cudnn_deterministic": False,
+    "deterministic": False,
     "widths": (8, 8, 8, 16),
     "blocks": (2, 0, 0, 1),
 }
@@ -96,7 +95,7 @@ def with_settings(**changed):
 def test_plans_and_profiles_are_tied_to_every_setting_of_the_encoder(knob):
     was, now = with_settings(), with_settings(**{knob: KNOBS[knob]})
     # A plan holds however often streams are compared, and by whatever kernels.
-    same = knob in ("verify_every", "cudnn_benchmark", "cudnn_deterministic")
+    same = knob in ("verify_every", "deterministic")
     assert (was.about() == now.about()) is same
     # Profiles are kept for channels too.
     assert was.step().key != now.step().key or knob == "chunk"
