@@ -254,7 +254,7 @@ def _setting(case: EncoderBreakdown) -> str:
 
 def _parts(stage: StageMemory) -> dict[str, float]:
     return {
-        # Where nothing more is kept than by the stage before, less can be.
+        # A stage that stores nothing may hold less than the one before it.
         "held": max(0, stage.held_bytes),
         "working": stage.working_bytes,
         "optimizer_states": stage.optimizer_states_bytes,

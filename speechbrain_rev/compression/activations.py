@@ -182,7 +182,7 @@ class _Storage:
         self.copies: list[weakref.ref[_Copy]] = []
         #: Versions and places that no copy made smaller, which smaller bounds cannot.
         self.left: list[tuple[int, Place]] = []
-        #: What was registered, by the version it had.
+        #: Registrations by the version of the tensor.
         self.wanted: dict[int, Registration] = {}
         #: Whether a custom function saved a part of it. The function keeps the storage
         #: alive, so that a compressed copy would be additional memory.
@@ -749,9 +749,9 @@ def compress_blocks(network: nn.Module, compression: ActivationCompression) -> N
 
 def stop_compressing_blocks(network: nn.Module) -> None:
     """End ``compress_blocks``; ``compress_activations`` stays in force."""
-    own = _compressing(network)
-    if own is not None and not own.everywhere:
-        own.leave()
+    compressing = _compressing(network)
+    if compressing is not None and not compressing.everywhere:
+        compressing.leave()
 
 
 def stop_compressing(network: nn.Module) -> None:
@@ -776,20 +776,20 @@ def stop_compressing(network: nn.Module) -> None:
     >>> compression.records
     {}
     """
-    own = _compressing(network)
-    if own is None or not own.everywhere:
+    compressing = _compressing(network)
+    if compressing is None or not compressing.everywhere:
         raise ValueError(
             f"compress_activations is not in force for this {type(network).__name__}: "
             "give the network that it was called with, before its forward is replaced. "
             "Blocks that compress, by a plan, take another mode instead."
         )
-    own.leave()
+    compressing.leave()
 
 
 def compression_in(network: nn.Module) -> ActivationCompression | None:
     """Give what compresses a network's blocks or all of it, if there is any."""
-    own = _compressing(network)
-    return None if own is None else own.compression
+    compressing = _compressing(network)
+    return None if compressing is None else compressing.compression
 
 
 def refuse_what_is_compressed(network: nn.Module) -> None:
@@ -800,8 +800,8 @@ def refuse_what_is_compressed(network: nn.Module) -> None:
     ValueError
         If ``compress_activations`` was called with it.
     """
-    own = _compressing(network)
-    if own is not None and own.everywhere:
+    compressing = _compressing(network)
+    if compressing is not None and compressing.everywhere:
         raise ValueError(
             f"{type(network).__name__} has all its activations compressed, by "
             "compress_activations, in whatever mode its blocks are: none can be given mode "
@@ -831,7 +831,7 @@ class Compressing:
     ) -> None:
         self.network, self.compression = network, compression
         self.everywhere = everywhere
-        #: Of this very network, if someone gave it one before.
+        #: A forward that someone gave this very network before.
         self.own = vars(network).get("forward")
 
     def leave(self) -> None:

@@ -27,7 +27,7 @@ from speechbrain_rev.compression.bounds import (
 )
 from speechbrain_rev.torch_private import storage_key
 
-#: Of 8-bit states, as bitsandbytes has them.
+#: Values of a block of 8-bit states of bitsandbytes.
 _BLOCK = 256
 #: Optimizers of bitsandbytes whose first state is Adam's first moment.
 _MOMENTS = ("adam", "lamb")
@@ -127,16 +127,16 @@ class _Sums:
     #: The layer that was called last, and the weight.
     layer: str
     weight: weakref.ref[Tensor]
-    #: Of squares of the loss's gradient where the input is not zero, by output channel.
+    #: Sum of squares of the loss's gradient where the input is not zero, by output channel.
     squares: Tensor | float = 0.0
-    #: Of magnitudes, of each utterance's largest one, and how many there are of each.
+    #: Sums of magnitudes, of each utterance's largest one, and how many there are of each.
     magnitudes: Tensor | float = 0.0
     largest: Tensor | float = 0.0
     values: float = 0.0
     utterances: float = 0.0
-    #: Of the fraction of the input that is not zero, weighted by utterances.
+    #: Sum of the fractions of inputs that are not zero, weighted by utterances.
     nonzero: Tensor | float = 0.0
-    #: Of the weight's gradient when the backward pass has ended; None before.
+    #: Norm of the weight's gradient when the backward pass has ended; None before.
     raw_norm: Tensor | None = None
     #: The part of it that the optimizer sees, without loss scale and after clipping.
     share: float | None = None
@@ -289,7 +289,7 @@ class GradientBound(Rule):
 
         def look(grad: Tensor) -> None:
             sums = self._sums.get(key)
-            # Of a backward pass whose gradients were thrown away there is nothing to keep.
+            # Sums of a backward pass whose gradients were thrown away start anew.
             if sums is None or (sums.raw_norm is not None and _is_zero(whole.grad)):
                 sums = self._sums[key] = _Sums(layer, reference)
             sums.add(grad.detach(), nonzero, part)
@@ -367,7 +367,7 @@ class GradientBound(Rule):
             self._sums[key].share = _share(self._sums[key], weight, optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        # Of several optimizers the first one counts the steps of the training.
+        # The first of several optimizers counts the steps of the training.
         first = self._living()[0] is optimizer
         self.steps += first
         spoiled = False

@@ -26,7 +26,7 @@ from speechbrain_rev.torch_private import is_fake
 class Form(str, enum.Enum):
     """How the values of a tensor are held."""
 
-    #: Which values are not zero, and codes of those.
+    #: A mask of the values that are not zero, and codes of these.
     SPARSE = "sparse"
     #: Codes of all values.
     DENSE = "dense"
@@ -114,7 +114,7 @@ class Compressed:
         return sum(x.nbytes for x in self.payload)
 
 
-#: What is taken.
+#: Types that are compressed.
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Bits that a value without data is taken to need.
 ASSUMED_BITS = 8.0

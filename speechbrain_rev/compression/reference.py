@@ -48,7 +48,7 @@ def compacted(values: Tensor, present: Tensor) -> Tensor:
     """Return the values that are present: several times faster than by a mask."""
     ranks = present.cumsum(0)
     out = values.new_empty(int(ranks[-1]) + 1)
-    # Those that are not all go to the first place, in front of the others.
+    # Absent values all go to the first place, in front of the others.
     return out.scatter_(0, ranks.mul_(present), values)[1:]
 
 
@@ -234,7 +234,7 @@ def statistics(x: Tensor) -> Tensor:
     total = torch.zeros(3, dtype=torch.int64, device=x.device)
     for part in x.split(SLICE):
         bits = _bits(part)
-        # Of minus zero the negative is minus zero, which is below all integers.
+        # Minus zero as an integer is its own negative, and below zero: it is not counted.
         total[2] += bits.neg().gt(0).sum()
         magnitudes = bits.bitwise_and_(0x7FFFFFFF)
         total[1] += magnitudes.ne(0).sum()
