@@ -54,11 +54,6 @@ class ArgumentParser(argparse.ArgumentParser):
         # What follows -- is no option.
         end = given.index("--") if "--" in given else len(given)
         given[:end] = map(self._as_added, given[:end])
-        for argument in given[:end]:
-            option, _, value = argument.partition("=")
-            if option.startswith("--") and value == "--":
-                # argparse of Python before 3.13 makes an empty list of it.
-                self.error(f"argument {option}: expected one argument, not --")
         parsed, others = super().parse_known_args(given, namespace)
         if others:
             # Not left to the parser above, which does not know this one's options.
