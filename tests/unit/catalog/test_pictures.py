@@ -55,7 +55,7 @@ def test_the_words_have_batch_length_and_where_figures_are_from(drawn, uncounted
 
 
 def test_the_picture_of_plans_shows_modes_beside_what_was_published(tight, drawn):
-    lacking = dataclasses.replace(tight[1], counted_bytes=10 * GIB)
+    lacking = dataclasses.replace(tight[1], lacking_bytes=GIB)
     (fits, not_fits), words = drawn(pictures.draw_plans, [tight[0], lacking])
     assert fits.planned_bytes == tight[0].counted_bytes / 128
     assert not_fits.planned_bytes is None
@@ -65,7 +65,8 @@ def test_the_picture_of_plans_shows_modes_beside_what_was_published(tight, drawn
     assert fits.largest_batch == tight[0].largest_batch
     assert "128 utterances of 2 s as planned for 5 GiB" in words["title"]
     assert "marks counted" in words["source"]
-    on_11_gib = ListedEncoder(tight[0].model.row, Training(11 * GIB, 128, 200))
+    training = Training(11 * GIB, 128, 200)
+    on_11_gib = ListedEncoder.of(tight[0].model.row, training)
     alike = dataclasses.replace(tight[0], model=on_11_gib)
     assert drawn(pictures.draw_plans, [alike])[0][0].published_batch == 300
 
@@ -92,7 +93,7 @@ def test_the_picture_of_stages_has_a_bar_for_each(staged, drawn):
         assert bar.parts["held"] == max(0, stage.held_bytes)
         assert bar.parts["optimizer_states"] == stage.optimizer_states_bytes
     assert bars[0].group == "resnet34, store, sgd 32 bit"
-    assert bars[-1].group == "resnet34, plan, sgd 8 bit"
+    assert bars[-1].group == "resnet34, store, sgd 8 bit"
 
 
 def test_a_picture_has_the_format_of_its_ending_and_others_are_refused(pairs, tmp_path):
