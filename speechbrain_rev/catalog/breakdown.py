@@ -132,7 +132,7 @@ def stage_memory(
         held = end
     counted = {p for module in own.values() if module for p in module.parameters()}
     if counted >= optimizer.state.keys():
-        # Of the buffers of 8-bit states a few bytes belong to no parameter.
+        # A few bytes of the buffers of 8-bit states belong to no parameter.
         rest = state_bytes(optimizer) - states.bytes
         last_bytes = measured[-1].optimizer_states_bytes + rest
         measured[-1] = replace(measured[-1], optimizer_states_bytes=last_bytes)
@@ -167,7 +167,7 @@ def _activations(trace: Trace, names: list[str]) -> dict[str, tuple[int, int]]:
     stages_of = {name: stage_of(name) for name, _ in blocks}
     base = blocks[0][1].before_bytes
     last = blocks[-1][1].held_bytes
-    # What lies between two blocks belongs to the second of them.
+    # A transition between two blocks belongs to the second of them.
     ends = {stages_of[name]: seen.before_bytes for name, seen in blocks[::-1]}
     ends_and_peaks = {"input": (base, base)}
     stages = list(dict.fromkeys(stages_of.values()))

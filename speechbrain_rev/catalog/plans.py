@@ -45,7 +45,7 @@ from speechbrain_rev.planner.step import Channels
 from speechbrain_rev.planner.timing import seconds_of
 from speechbrain_rev.sizes import card_text
 
-#: What a plan that was made for a GPU by its size has beside its device.
+#: Key of the GPU's memory in ``about`` of a plan that was made for a GPU by its size.
 PLANNED_CARD = "card_bytes"
 
 # Steps of the optimizer that are timed, after one that is not.
@@ -127,22 +127,23 @@ class PlannedEncoder:
             optimizer = optimizer_seconds(row, training, None, speed=model.speed)
             rate = training.batch / (seconds + optimizer)
             batches.append(training.batch)
+        fixed_bytes = sum(training.fixed_bytes(row, training.batch).values())
         return cls(
-            model,
-            modes,
-            modes_by_stage(modes),
-            channels,
-            _chunk_bytes(row, channels),
-            predicted_bytes,
-            counted_bytes,
-            step_bytes + sum(training.fixed_bytes(row, training.batch).values()),
-            lacking_bytes,
-            seconds,
-            stored_seconds,
-            rate,
-            None if rate is None else training_days(rate),
-            max((batch for batch in batches if batch is not None), default=None),
-            profile.about,
+            model=model,
+            modes=modes,
+            stages=modes_by_stage(modes),
+            channels=channels,
+            chunk_bytes=_chunk_bytes(row, channels),
+            predicted_bytes=predicted_bytes,
+            counted_bytes=counted_bytes,
+            needed_bytes=step_bytes + fixed_bytes,
+            lacking_bytes=lacking_bytes,
+            seconds=seconds,
+            stored_seconds=stored_seconds,
+            utterances_per_second=rate,
+            days=None if rate is None else training_days(rate),
+            largest_batch=max((b for b in batches if b is not None), default=None),
+            about=profile.about,
         )
 
     @property

@@ -34,7 +34,7 @@ PAPER = (
 CARD_BYTES = 11 * GIB
 PUBLISHED_FRAMES = 200
 
-#: Of VoxCeleb2 dev, and of the recipe. An epoch has one segment of each utterance: three
+#: VoxCeleb2 dev and the recipe. An epoch has one segment of each utterance: three
 #: speeds make classes, drawn for each segment, and no further utterances.
 UTTERANCES, EPOCHS = 1_092_009, 150
 
@@ -141,7 +141,7 @@ def _in_runs(blocks: Iterable[str], modes: Mapping[str, str]) -> str:
     return ", ".join(runs)
 
 
-# Of a search for the batch that fits.
+# The search for the batch that fits ends here.
 _LARGEST_BATCH = 10**6
 
 #: 80 filterbanks, the 160 samples of a shift, and the samples before augmentation, which
@@ -328,11 +328,11 @@ class Training:
         step = peak_at(row.name, mode, self.frames)
         if step is None:
             return None
-
-        def needed(batch: int) -> int:
-            return step(batch) + sum(self.fixed_bytes(row, batch).values())
-
-        return largest_within(needed, self.available_bytes, _LARGEST_BATCH)
+        return largest_within(
+            lambda batch: step(batch) + sum(self.fixed_bytes(row, batch).values()),
+            self.available_bytes,
+            _LARGEST_BATCH,
+        )
 
     def fits(self, row: Architecture) -> bool:
         """Whether the batch asked about is known to fit, in any mode of all blocks."""

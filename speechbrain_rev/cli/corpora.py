@@ -88,7 +88,7 @@ def _settings(parsed: argparse.Namespace) -> DataSettings:
     from speechbrain_rev.hparams import compose, plain_settings
 
     given = {n: getattr(parsed, n) for n in _SETTINGS if getattr(parsed, n) is not None}
-    # Which encoder it is does not matter.
+    # Any encoder does.
     options = [f"--{name}={value}" for name, value in given.items()]
     text = compose(["revnet57", "--data_folder=.", "--output_folder=.", *options]).text
     settings = DataSettings.of(plain_settings(text))

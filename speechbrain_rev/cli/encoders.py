@@ -138,23 +138,17 @@ def _models(parsed: argparse.Namespace) -> None:
 
 
 def _model_row(model: catalog.ListedEncoder) -> dict[str, str]:
-    has_gpu = model.training.card_bytes is not None
-    row = {"encoder": model.row.name}
-    if has_gpu:
-        row |= {"fastest\nmode": cell(model.fastest_mode)}
-        row |= {"days": cell(model.days, ".1f")}
+    row = {"encoder": model.row.name, "EER\nH, %": cell(model.row.vox1_h_eer, ".2f")}
+    if model.training.card_bytes is None:
+        row["M\nparams"] = f"{model.parameters / 1e6:.2f}"
+        name, head, unit, form = "bytes_per_utterance", "MiB", MIB, ".1f"
     else:
-        row |= {"M\nparams": f"{model.parameters / 1e6:.2f}"}
-    row["EER\nH, %"] = cell(model.row.vox1_h_eer, ".2f")
+        row["fastest\nmode"] = cell(model.fastest_mode)
+        row["\ndays"] = cell(model.days, ".1f")
+        name, head, unit, form = "largest_batch", "batch", 1, ".0f"
     for mode in MODES:
-        head = Mode(mode).spec.column
-        if has_gpu:
-            row[f"batch\n{head}"] = cell(model.figure("largest_batch", mode))
-        else:
-            size_bytes = model.figure("bytes_per_utterance", mode)
-            row[f"MiB\n{head}"] = (
-                "-" if size_bytes is None else f"{size_bytes / MIB:.1f}"
-            )
+        figure = model.figure(name, mode)
+        row[f"{head}\n{Mode(mode).spec.column}"] = cell(figure and figure / unit, form)
     return row
 
 
@@ -252,26 +246,13 @@ def _parts_table(pair: Cases) -> Table:
 
 def _stages_table(case: EncoderBreakdown) -> Table:
     """Show what each stage takes, in MiB."""
-    return table_of(
-        [
-            {
-                "stage": stage.name,
-                **{
-                    head: f"{getattr(stage, f'{name}_bytes') / MIB:.1f}"
-                    for head, name in (
-                        ("held", "held"),
-                        ("working", "working"),
-                        ("peak", "peak"),
-                        ("weights", "weights"),
-                        ("gradients", "gradients"),
-                        ("states", "optimizer_states"),
-                    )
-                },
-            }
-            for stage in case.stages
-        ],
-        f"{case.name}, {_setting(case)}, MiB:",
-    )
+    names = "held", "working", "peak", "weights", "gradients", "optimizer_states"
+    rows = []
+    for stage in case.stages:
+        sizes = {name: getattr(stage, f"{name}_bytes") / MIB for name in names}
+        cells = {n.removeprefix("optimizer_"): f"{sizes[n]:.1f}" for n in names}
+        rows.append({"stage": stage.name} | cells)
+    return table_of(rows, f"{case.name}, {_setting(case)}, MiB:")
 
 
 def _memory_notes(parsed: argparse.Namespace, after: EncoderBreakdown) -> Iterator[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Groups of options in the help of each subcommand, in this order.
 READS, COMPUTES, OUTPUT = "what it reads", "what it computes", "output"
-#: What --card takes.
+#: Help of --card.
 CARD_HELP = (
     "the GPU: its memory, e.g. 11GB or 10.5GiB, both in GiB (2**30 bytes), as GPUs are "
     "sold; or its name, e.g. 'RTX 3090'"

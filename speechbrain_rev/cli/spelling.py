@@ -51,7 +51,7 @@ class ArgumentParser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Parse as argparse does, options spelled as they were added; refuse others."""
         given = list(sys.argv[1:] if args is None else args)
-        # What follows -- is no option.
+        # Arguments after -- are no options.
         end = given.index("--") if "--" in given else len(given)
         given[:end] = map(self._as_added, given[:end])
         parsed, others = super().parse_known_args(given, namespace)

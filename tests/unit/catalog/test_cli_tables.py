@@ -20,8 +20,8 @@ from speechbrain_rev.devices import GpuAtHand
 from speechbrain_rev.sizes import GIB
 
 COMMANDS = {
-    "models resnet34 revnet245": ["resnet34", "6.63", "1.86", "60.1"],
-    "models resnet34 revnet245 --card=11GB": ["resnet34", "store", "10.6", "1.86"],
+    "models resnet34 revnet245": ["resnet34", "1.86", "6.63", "60.1"],
+    "models resnet34 revnet245 --card=11GB": ["resnet34", "1.86", "store", "10.6"],
     "memory resnet34 --batch=4 --stages": ["activations", "242.8", "MiB"],
     "plan resnet34 --card=4GB --batch=64": ["resnet34", "1.86", "2.68", "-", "1.05"],
     "sweep resnet34 --card=4GB --batches=16:48:32": [
