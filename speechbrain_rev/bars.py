@@ -138,14 +138,6 @@ def kept_alive(bar: tqdm[Any]) -> Iterator[tqdm[Any]]:
         bar.close()
 
 
-def lock_of_threads() -> None:
-    """Give bars of this process a lock that no other one shares, and no system has to free.
-
-    A process that is killed would leave tqdm's, a named semaphore, behind.
-    """
-    tqdm.set_lock(threading.RLock())
-
-
 class _Lines:
     """Writes the bar of a terminal as lines of a log."""
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -184,32 +182,6 @@ def own_device(device: str | None) -> str | None:
     if local is None or device not in (None, "cuda") or not torch.cuda.is_available():
         return device
     return f"cuda:{local}"
-
-
-@contextmanager
-def ended_by_signal() -> Iterator[None]:
-    """Let SIGTERM end this process by an exception, which cleans up, as Ctrl-C does.
-
-    Raises
-    ------
-    SystemExit
-        After SIGTERM, with the status that shells have of it, 143. In a thread that is not
-        the main one, or where SIGTERM has a handler already, nothing changes.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def end(number: int, frame: object) -> None:
-        del frame
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def end_process() -> None:

@@ -6,12 +6,10 @@ are in ``steps``, plans of them in ``plans``, and where the memory of a step goe
 """
 
 from speechbrain_rev.catalog.counts import counted_peaks
-from speechbrain_rev.catalog.render import ModelsReport
 from speechbrain_rev.catalog.table import ListedEncoder, Training, select
 
 __all__ = [
     "ListedEncoder",
-    "ModelsReport",
     "Training",
     "counted_peaks",
     "select",

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from speechbrain_rev.architectures import (
-    architecture,
-)
+from speechbrain_rev.architectures import architecture
 from speechbrain_rev.catalog.counts import BATCHES, counted_peaks
-from speechbrain_rev.catalog.plans import PlannedEncoder
 from speechbrain_rev.catalog.steps import head_modules, training_step
 from speechbrain_rev.catalog.table import (
     INPUT_BYTES_PER_FRAME,
-    MODES,
-    check_batch,
-    check_frames,
-    check_names,
-    mode_counts,
     stage_of,
 )
-from speechbrain_rev.devices import Speed
 from speechbrain_rev.heads import HEAD, Head
 from speechbrain_rev.lobes import SpeakerEncoder
-from speechbrain_rev.modes import Mode
 from speechbrain_rev.optim import build_optimizer, state_bytes
 from speechbrain_rev.planner.memory import (
     MemoryReport,
@@ -37,14 +28,11 @@ from speechbrain_rev.planner.memory import (
     storage_bytes,
 )
 from speechbrain_rev.planner.trace import Trace, trace_bytes
-from speechbrain_rev.sizes import reserve_of
 from speechbrain_rev.torch_private import storage_key, tree_leaves
 
-#: What the mode is called where each block has one of its own.
-PLAN = "plan"
-
-#: How its activations came about where the encoder itself did not run with it.
+#: How activations came about where the encoder itself did not run so, and where it did.
 PREDICTED = "predicted for the plan"
+_JUST_NOW = "counted just now"
 
 
 @dataclass(frozen=True)
@@ -115,7 +103,9 @@ def stage_memory(
     >>> [stage.name for stage in stages][:3], max(stage.peak_bytes for stage in stages)
     (['input', 'stem', 'stage 1'], 4036560136)
     """
-    counts = _mode_counts(encoder.block_modes())
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for block, mode in encoder.block_modes().items():
+        counts[stage_of(block)][mode.value] += 1
     own: dict[str, nn.Module | None] = {"input": None, "stem": encoder.stem}
     own |= {f"stage {i + 1}": stage for i, stage in enumerate(encoder.stages)}
     own["pooling, embedding"] = nn.ModuleList([encoder.pooling, encoder.fc])
@@ -130,7 +120,7 @@ def stage_memory(
         measured.append(
             StageMemory(
                 name,
-                counts.get(name, {}),
+                dict(counts[name]),
                 held_bytes=end - held,
                 working_bytes=peak - end,
                 peak_bytes=peak,
@@ -142,7 +132,7 @@ def stage_memory(
         held = end
     counted = {p for module in own.values() if module for p in module.parameters()}
     if counted >= optimizer.state.keys():
-        # Of the buffers of 8-bit states a few bytes belong to no parameter.
+        # A few bytes of the buffers of 8-bit states belong to no parameter.
         rest = state_bytes(optimizer) - states.bytes
         last_bytes = measured[-1].optimizer_states_bytes + rest
         measured[-1] = replace(measured[-1], optimizer_states_bytes=last_bytes)
@@ -177,7 +167,7 @@ def _activations(trace: Trace, names: list[str]) -> dict[str, tuple[int, int]]:
     stages_of = {name: stage_of(name) for name, _ in blocks}
     base = blocks[0][1].before_bytes
     last = blocks[-1][1].held_bytes
-    # What lies between two blocks belongs to the second of them.
+    # A transition between two blocks belongs to the second of them.
     ends = {stages_of[name]: seen.before_bytes for name, seen in blocks[::-1]}
     ends_and_peaks = {"input": (base, base)}
     stages = list(dict.fromkeys(stages_of.values()))
@@ -197,14 +187,6 @@ def _activations(trace: Trace, names: list[str]) -> dict[str, tuple[int, int]]:
     return {name: ends_and_peaks[name] for name in names}
 
 
-def _mode_counts(modes: Mapping[str, Mode]) -> dict[str, dict[str, int]]:
-    counts: dict[str, dict[str, int]] = {}
-    for name, mode in modes.items():
-        stage = counts.setdefault(stage_of(name), {})
-        stage[mode.value] = stage.get(mode.value, 0) + 1
-    return counts
-
-
 @dataclass(frozen=True)
 class EncoderBreakdown:
     """A training step of an encoder, and what it holds.
@@ -214,7 +196,7 @@ class EncoderBreakdown:
     name : str
         The encoder.
     mode : str
-        What its blocks keep: "store", "recompute", "reconstruct", or "plan".
+        What its blocks keep.
     blocks : mapping of str to int
         How many blocks have each mode. In mode "reconstruct" those that cannot be
         reconstructed, stem and transitions, recompute.
@@ -234,8 +216,6 @@ class EncoderBreakdown:
         the total is an upper bound.
     stages : tuple of StageMemory
         The same by parts of the encoder, if that was asked for.
-    speed : Speed or None
-        Of the device for which a plan is the fastest, if blocks were planned.
     """
 
     name: str
@@ -247,33 +227,15 @@ class EncoderBreakdown:
     how: str
     report: MemoryReport
     stages: tuple[StageMemory, ...] = ()
-    speed: Speed | None = None
 
     @property
     def is_predicted(self) -> bool:
-        """Whether the encoder itself did not run with its plan."""
+        """Whether the encoder itself did not run so."""
         return self.how == PREDICTED
 
-    def fits(self, card_bytes: int) -> bool:
-        """Whether the step leaves the reserve of a GPU with so much memory free."""
-        return self.report.total_bytes <= card_bytes - reserve_of(card_bytes)
 
-    def all_stages(self) -> StageMemory:
-        """Put all stages together; of their peaks the largest is that of the step."""
-
-        def total(name: str) -> int:
-            return sum(getattr(stage, name) for stage in self.stages)
-
-        return StageMemory(
-            "all",
-            self.blocks,
-            held_bytes=total("held_bytes"),
-            working_bytes=0,
-            peak_bytes=max(stage.peak_bytes for stage in self.stages),
-            weights_bytes=total("weights_bytes"),
-            gradients_bytes=total("gradients_bytes"),
-            optimizer_states_bytes=total("optimizer_states_bytes"),
-        )
+#: A step before and after.
+Cases = Sequence[EncoderBreakdown]
 
 
 def encoder_breakdown(
@@ -315,7 +277,7 @@ def encoder_breakdown(
     Raises
     ------
     ValueError
-        If there is no such encoder or it has no such mode, or a number is out of range.
+        If there is no such encoder, or it has no such mode.
 
     Examples
     --------
@@ -326,68 +288,64 @@ def encoder_breakdown(
     >>> reconstructed.report.total_bytes < 0.25 * stored.report.total_bytes
     True
     """
-    check_batch(batch)
-    check_frames(frames)
     mode = mode or architecture(name).default_mode
-    check_names("mode", [mode], MODES)
-    step = _Step(
-        *training_step(name, mode=mode, batch=batch, frames=frames), mode, batch, frames
+    encoder, run = training_step(name, mode=mode, batch=batch, frames=frames)
+    with torch.device("meta"):
+        classifier = head_modules(head)[0] if head.classes else None
+    model = nn.ModuleList([encoder, *([classifier] if classifier else [])])
+    optimizer_name = encoder.architecture.optimizer_name
+    optimizer = build_optimizer(
+        model.parameters(), name=optimizer_name, bits=optimizer_bits, lr=0.0
     )
-    return _breakdown(
-        step,
-        lambda: _counted(step),
-        optimizer_bits=optimizer_bits,
-        head=head,
-        stages=stages,
+    gradients = make_gradients(model)
+    optimizer.step()
+    parts: tuple[StageMemory, ...] = ()
+    if stages:
+        trace = trace_bytes(encoder, run)
+        activations, how = trace.peak_bytes, _JUST_NOW
+        parts = tuple(stage_memory(encoder, trace, optimizer, classifier))
+    else:
+        activations, how = _step_peak(run, name, mode, batch, frames)
+    report = MemoryReport(
+        activations_bytes=activations,
+        optimizer_states_bytes=state_bytes(optimizer),
+        weights_bytes=storage_bytes([*model.parameters(), *model.buffers()]),
+        gradients_bytes=storage_bytes(gradients),
+        others_bytes=batch * frames * INPUT_BYTES_PER_FRAME
+        + _head_step_bytes(head, batch),
+        device="meta",
+        input_shape=(batch, frames, encoder.n_mels),
+        precision="float32",
+    )
+    return EncoderBreakdown(
+        name,
+        mode,
+        dict(Counter(mode.value for mode in encoder.block_modes().values())),
+        optimizer_name,
+        optimizer_bits,
+        head.classes,
+        how,
+        report,
+        parts,
     )
 
 
-def planned_breakdown(
-    planned: PlannedEncoder, *, stages: bool = False
-) -> EncoderBreakdown:
-    """Count what a training step of an encoder holds whose blocks were planned.
-
-    Parameters
-    ----------
-    planned : PlannedEncoder
-        An encoder on a GPU, and what its blocks keep there.
-    stages : bool
-        As :func:`encoder_breakdown` takes it.
-
-    Returns
-    -------
-    EncoderBreakdown
-        The parts, in float32.
-
-    Examples
-    --------
-    >>> from speechbrain_rev.catalog.plans import plan_encoders
-    >>> from speechbrain_rev.catalog.table import Training
-    >>> training = Training(4 * 2**30, batch=64, frames=200)
-    >>> case = planned_breakdown(*plan_encoders(training, names=["resnet34"]))
-    >>> case.mode, sum(case.blocks.values()), case.how
-    ('plan', 17, 'counted with the plan')
-    """
-    training = planned.model.training
-    encoder, step = training_step(
-        planned.model.row.name, batch=training.batch, frames=training.frames
-    )
-    encoder.set_channels(planned.channels)
-    encoder.set_mode(planned.modes)
-
-    def counted() -> tuple[int, str]:
-        if planned.counted_bytes is None:
-            return planned.predicted_bytes, PREDICTED
-        return planned.counted_bytes, "counted with the plan"
-
-    case = _breakdown(
-        _Step(encoder, step, PLAN, training.batch, training.frames),
-        counted,
-        optimizer_bits=training.optimizer_bits,
-        head=training.head,
-        stages=stages,
-    )
-    return replace(case, speed=planned.speed)
+def _step_peak(
+    run: Callable[[], None], name: str, mode: str, batch: int, frames: int
+) -> tuple[int, str]:
+    """Give the peak of a step from committed counts, or count it, and how."""
+    peak = counted_peaks().get((name, mode, frames))
+    if peak is None:
+        return live_bytes_peak(run, device=torch.device("meta")), _JUST_NOW
+    how = "counted"
+    if batch not in BATCHES:
+        right = min(bisect.bisect(BATCHES, batch), len(BATCHES) - 1)
+        few, many = BATCHES[right - 1 : right + 1]
+        how = (
+            "bounded from above by the line through their counts at batches of "
+            f"{few} and {many}"
+        )
+    return peak(batch), how
 
 
 def before_and_after(
@@ -410,8 +368,7 @@ def before_and_after(
     Returns
     -------
     list of EncoderBreakdown
-        Stored activations and 32-bit states; then as asked. One alone if that is
-        the same.
+        Stored activations and 32-bit states; then as asked.
 
     Raises
     ------
@@ -424,143 +381,18 @@ def before_and_after(
     >>> [(case.mode, case.optimizer_bits) for case in pair]
     [('store', 32), ('store', 8)]
     """
-    after = encoder_breakdown(
-        name,
-        mode=mode,
-        batch=batch,
-        frames=frames,
-        optimizer_bits=optimizer_bits,
-        head=head,
-        stages=stages,
-    )
-    if (after.mode, optimizer_bits) == ("store", 32):
-        return [after]
-    return [_before(name, batch, frames, head, stages), after]
-
-
-def before_and_planned(
-    planned: PlannedEncoder, *, stages: bool = False
-) -> list[EncoderBreakdown]:
-    """Count a step as it is without this package, and as it is planned for a GPU.
-
-    Parameters
-    ----------
-    planned : PlannedEncoder
-        An encoder on a GPU, and what its blocks keep there.
-    stages : bool
-        As :func:`encoder_breakdown` takes it.
-
-    Returns
-    -------
-    list of EncoderBreakdown
-        Stored activations and 32-bit states; then as planned.
-
-    Examples
-    --------
-    >>> from speechbrain_rev.catalog.plans import plan_encoders
-    >>> from speechbrain_rev.catalog.table import Training
-    >>> training = Training(4 * 2**30, batch=64, frames=200)
-    >>> planned = plan_encoders(training, names=["resnet34"])
-    >>> [case.mode for case in before_and_planned(*planned)]
-    ['store', 'plan']
-    """
-    training = planned.model.training
-    name = planned.model.row.name
-    before = _before(name, training.batch, training.frames, training.head, stages)
-    return [before, planned_breakdown(planned, stages=stages)]
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A training step on meta tensors, and its settings."""
-
-    encoder: SpeakerEncoder
-    run: Callable[[], None]
-    mode: str
-    batch: int
-    frames: int
-
-
-def _counted(step: _Step) -> tuple[int, str]:
-    """Give the peak of a step from committed counts, or count it, and how."""
-    name = step.encoder.architecture.name
-    peak = counted_peaks().get((name, step.mode, step.frames))
-    if peak is None:
-        meta = torch.device("meta")
-        return live_bytes_peak(step.run, device=meta), "counted just now"
-    how = "counted"
-    if step.batch not in BATCHES:
-        right = min(bisect.bisect(BATCHES, step.batch), len(BATCHES) - 1)
-        few, many = BATCHES[right - 1 : right + 1]
-        how = (
-            "bounded from above by the line through their counts at batches of "
-            f"{few} and {many}"
+    return [
+        encoder_breakdown(
+            name,
+            mode=each,
+            batch=batch,
+            frames=frames,
+            optimizer_bits=bits,
+            head=head,
+            stages=stages,
         )
-    return peak(step.batch), how
-
-
-def _before(
-    name: str, batch: int, frames: int, head: Head, stages: bool
-) -> EncoderBreakdown:
-    return encoder_breakdown(
-        name,
-        mode="store",
-        batch=batch,
-        frames=frames,
-        optimizer_bits=32,
-        head=head,
-        stages=stages,
-    )
-
-
-def _breakdown(
-    step: _Step,
-    counted: Callable[[], tuple[int, str]],
-    *,
-    optimizer_bits: int,
-    head: Head,
-    stages: bool,
-) -> EncoderBreakdown:
-    """Break a step down whose activations are counted unless stages are watched."""
-    encoder, row = step.encoder, step.encoder.architecture
-    with torch.device("meta"):
-        classifier = head_modules(head)[0] if head.classes else None
-    model = nn.ModuleList([encoder, *([classifier] if classifier else [])])
-    optimizer = build_optimizer(
-        model.parameters(), name=row.optimizer_name, bits=optimizer_bits, lr=0.0
-    )
-    gradients = make_gradients(model)
-    optimizer.step()
-    parts: tuple[StageMemory, ...] = ()
-    if stages:
-        trace = trace_bytes(encoder, step.run)
-        activations, how = trace.peak_bytes, "counted just now"
-        parts = tuple(stage_memory(encoder, trace, optimizer, classifier))
-    else:
-        activations, how = counted()
-    modes = [mode.value for mode in encoder.block_modes().values()]
-    speech_bytes = step.batch * step.frames * INPUT_BYTES_PER_FRAME
-    report = MemoryReport(
-        activations_bytes=activations,
-        optimizer_states_bytes=state_bytes(optimizer),
-        weights_bytes=storage_bytes([*model.parameters(), *model.buffers()]),
-        gradients_bytes=storage_bytes(gradients),
-        others_bytes=speech_bytes + _head_step_bytes(head, step.batch),
-        device="meta",
-        input_shape=(step.batch, step.frames, encoder.n_mels),
-        precision="float32",
-    )
-    return EncoderBreakdown(
-        row.name,
-        step.mode,
-        mode_counts(modes),
-        row.optimizer_name,
-        optimizer_bits,
-        head.classes,
-        how,
-        report,
-        parts,
-    )
+        for each, bits in (("store", 32), (mode, optimizer_bits))
+    ]
 
 
 def _head_step_bytes(head: Head, batch: int) -> int:

@@ -18,9 +18,8 @@ from speechbrain_rev.plots import (
 from speechbrain_rev.sizes import GIB, card_text, reserve_of
 
 if TYPE_CHECKING:
-    from speechbrain_rev.catalog.breakdown import EncoderBreakdown, StageMemory
+    from speechbrain_rev.catalog.breakdown import Cases, EncoderBreakdown, StageMemory
     from speechbrain_rev.catalog.plans import SweptEncoder
-    from speechbrain_rev.catalog.render import Cases
 
 #: GPUs that have a line whatever was asked: a 2080 Ti's size, and a 3090's.
 CARD_BYTES = (11 * GIB, 24 * GIB)

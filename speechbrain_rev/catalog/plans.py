@@ -6,15 +6,7 @@ architectures", for the encoders of the table.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import math
-import multiprocessing
-import re
-import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +14,8 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from speechbrain_rev.architectures import (
-    Architecture,
-    architecture,
-)
-from speechbrain_rev.bars import kept_alive, lock_of_threads, progress_bar
+from speechbrain_rev.architectures import Architecture
+from speechbrain_rev.bars import kept_alive, progress_bar
 from speechbrain_rev.catalog.steps import (
     CHUNKS,
     SMALL_CHUNKS,
@@ -34,37 +23,29 @@ from speechbrain_rev.catalog.steps import (
     head_modules,
 )
 from speechbrain_rev.catalog.table import (
-    BASELINE,
-    TOTAL_BATCH,
     ListedEncoder,
     Training,
-    check_batch,
-    mode_counts,
     modes_by_stage,
     select,
     speed_for,
     training_days,
 )
-from speechbrain_rev.devices import (
-    Speed,
-    timed_device,
-)
+from speechbrain_rev.devices import Speed, timed_device
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.geometry import channels_at_the_peak
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Infeasible, Plan, Profile, Sweep, sweep
 from speechbrain_rev.planner.choice import choose
-from speechbrain_rev.planner.memory import make_gradients, unless_memory_runs_out
+from speechbrain_rev.planner.memory import make_gradients
 from speechbrain_rev.planner.plan import plan_within, shares
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
 from speechbrain_rev.planner.refusals import refusal
 from speechbrain_rev.planner.step import Channels
 from speechbrain_rev.planner.timing import seconds_of
-from speechbrain_rev.processes import ended_by_signal
 from speechbrain_rev.sizes import card_text
 
-#: What a plan that was made for a GPU by its size has beside its device.
+#: Key of the GPU's memory in ``about`` of a plan that was made for a GPU by its size.
 PLANNED_CARD = "card_bytes"
 
 # Steps of the optimizer that are timed, after one that is not.
@@ -79,54 +60,97 @@ class PlannedEncoder:
     ----------
     model : ListedEncoder
         The encoder, and the training that is asked about.
-    profile : Profile
-        What each of its blocks costs. Where it can store everything the profile knows no
-        other mode.
-    channels : tuple of int or None
-        Channels that blocks work on at a time, at each level.
     modes : mapping of str to str
         A mode for each block: the fastest that fit, or else the lightest.
+    stages : list of str
+        The same as "stage 3: blocks 0-2 reconstruct, 3-4 store", stage by stage.
+    channels : tuple of int or None
+        Channels that blocks work on at a time, at each level.
+    chunk_bytes : int or None
+        Bytes of such channels where a step holds most; None for all channels at once.
+    predicted_bytes : int
+        Peak of the encoder's step with these modes, as the profile predicts it.
     counted_bytes : int or None
-        Peak of the encoder's step with these modes, if that was counted on itself.
-    stored_seconds : float
-        Predicted time of its step, all stored and all channels at once.
-    baseline_seconds : float
-        The same of ``BASELINE``.
-    speed : Speed
-        Of the device that times were predicted for.
+        The same, if it was counted on the encoder itself.
+    needed_bytes : int
+        All that training needs of the GPU beside what is kept free.
+    lacking_bytes : int
+        By how much that is more than the GPU has beside its reserve; 0 if it fits.
+    seconds, stored_seconds : float
+        Predicted time of the encoder's step so, and all stored with all channels at once.
+    utterances_per_second : float or None
+        Predicted for a step and the optimizer's, as a sweep does; None if no plan fits.
+    days : float or None
+        How long :func:`training_days` takes so.
+    largest_batch : int or None
+        A batch that fits the GPU, and the largest at the default chunk: in the lightest
+        mode, or planned if that is more. Plans with finer chunks may fit a larger one.
+        None if none is known, for the encoder was not counted.
+    about : mapping of str to str
+        What was profiled, where and how.
     """
 
     model: ListedEncoder
-    profile: Profile
-    channels: Channels
     modes: Mapping[str, str]
+    stages: list[str]
+    channels: Channels
+    chunk_bytes: int | None
+    predicted_bytes: int
     counted_bytes: int | None
+    needed_bytes: int
+    lacking_bytes: int
+    seconds: float
     stored_seconds: float
-    baseline_seconds: float
-    speed: Speed
+    utterances_per_second: float | None
+    days: float | None
+    largest_batch: int | None
+    about: Mapping[str, str]
 
-    @property
-    def predicted_bytes(self) -> int:
-        """Peak of the encoder's step, as the profile predicts it."""
-        return self.profile.peak_bytes(self.modes)
+    @classmethod
+    def of(
+        cls,
+        model: ListedEncoder,
+        profile: Profile,
+        channels: Channels,
+        modes: Mapping[str, str],
+        counted_bytes: int | None,
+        stored_seconds: float,
+    ) -> PlannedEncoder:
+        """Work out what modes of an encoder's blocks need and take."""
+        training, row = model.training, model.row
+        predicted_bytes, seconds = profile.peak_bytes(modes), profile.seconds(modes)
+        step_bytes = predicted_bytes if counted_bytes is None else counted_bytes
+        lacking_bytes = max(0, step_bytes - training.step_budget_bytes(row))
+        batches = [step.largest_batch for step in model.modes.values()]
+        rate = None
+        if not lacking_bytes:
+            optimizer = optimizer_seconds(row, training, None, speed=model.speed)
+            rate = training.batch / (seconds + optimizer)
+            batches.append(training.batch)
+        fixed_bytes = sum(training.fixed_bytes(row, training.batch).values())
+        return cls(
+            model=model,
+            modes=modes,
+            stages=modes_by_stage(modes),
+            channels=channels,
+            chunk_bytes=_chunk_bytes(row, channels),
+            predicted_bytes=predicted_bytes,
+            counted_bytes=counted_bytes,
+            needed_bytes=step_bytes + fixed_bytes,
+            lacking_bytes=lacking_bytes,
+            seconds=seconds,
+            stored_seconds=stored_seconds,
+            utterances_per_second=rate,
+            days=None if rate is None else training_days(rate),
+            largest_batch=max((b for b in batches if b is not None), default=None),
+            about=profile.about,
+        )
 
     @property
     def step_bytes(self) -> int:
-        """The same, counted if it was."""
+        """Peak of the encoder's step, counted if it was."""
         counted = self.counted_bytes
         return self.predicted_bytes if counted is None else counted
-
-    @property
-    def needed_bytes(self) -> int:
-        """All that training needs of the GPU beside what is kept free."""
-        training = self.model.training
-        fixed = training.fixed_bytes(self.model.row, training.batch)
-        return sum(fixed.values()) + self.step_bytes
-
-    @property
-    def lacking_bytes(self) -> int:
-        """By how much that is more than the GPU has beside its reserve; 0 if it fits."""
-        return max(0, self.needed_bytes - self.model.training.available_bytes)
 
     def as_plan(self) -> Plan:
         """Give what a run takes as its ``plan_file``; the peak must be counted."""
@@ -143,96 +167,25 @@ class PlannedEncoder:
             measured_bytes=self.counted_bytes,
             seconds=self.seconds,
             about={
-                **self.profile.about,
+                **self.about,
                 "device": f"a GPU of {card_text(training.card_bytes)}",
                 PLANNED_CARD: str(training.card_bytes),
                 **shares(training.card_bytes, fixed, left),
             },
         )
 
-    @property
-    def mode_counts(self) -> dict[str, int]:
-        """How many blocks have each mode."""
-        return mode_counts(self.modes.values())
 
-    @property
-    def stages(self) -> list[str]:
-        """What blocks do, as "stage 3: blocks 0-2 reconstruct, 3-4 store", stage by stage."""
-        return modes_by_stage(self.modes)
-
-    @property
-    def chunk_bytes(self) -> int | None:
-        """Bytes of such channels where a step holds most; None for all channels at once."""
-        row, own = self.model.row, list(self.channels)
-        if not any(own):
-            return None
-        sizes = [size for size in (*CHUNKS, *SMALL_CHUNKS) if size is not None]
-        made = {size: channels_at_the_peak(size, row, row.geometry()) for size in sizes}
-        return next((size for size in sizes if made[size] == own), None)
-
-    @property
-    def seconds(self) -> float:
-        """Predicted time of a step."""
-        return self.profile.seconds(self.modes)
-
-    @property
-    def times_stored(self) -> float:
-        """The time as a multiple of that of the same encoder, all stored."""
-        return self.seconds / self.stored_seconds
-
-    @property
-    def times_baseline(self) -> float:
-        """The time as a multiple of that of ``BASELINE``, all stored."""
-        return self.seconds / self.baseline_seconds
-
-    @property
-    def utterances_per_second(self) -> float | None:
-        """Predicted for a step and the optimizer's, as a sweep does; None if none fits."""
-        if self.lacking_bytes:
-            return None
-        training = self.model.training
-        more = optimizer_seconds(self.model.row, training, None, speed=self.speed)
-        return training.batch / (self.seconds + more)
-
-    @property
-    def days(self) -> float | None:
-        """How long ``training_days`` takes so; None if no plan fits."""
-        rate = self.utterances_per_second
-        return None if rate is None else training_days(rate)
-
-    @property
-    def largest_batch(self) -> int | None:
-        """A batch that fits the GPU, and the largest at the default chunk.
-
-        In the lightest mode, or planned if that is more. Plans with finer chunks may fit
-        a larger one. None if none is known, for the encoder was not counted.
-        """
-        known = [self.model.largest_batch(mode) for mode in self.model.modes]
-        if not self.lacking_bytes:
-            known.append(self.model.training.batch)
-        return max((batch for batch in known if batch is not None), default=None)
-
-    @property
-    def cards(self) -> int | None:
-        """Such GPUs that suffice for ``TOTAL_BATCH`` in all; None if no batch fits one."""
-        return _cards(self.largest_batch)
-
-    @property
-    def cards_stored(self) -> int | None:
-        """The same if all is stored, which is how the paper trains vanilla encoders."""
-        return _cards(self.model.largest_batch(Mode.STORE.value))
-
-
-def _cards(largest_batch: int | None) -> int | None:
-    return math.ceil(TOTAL_BATCH / largest_batch) if largest_batch else None
+def _chunk_bytes(row: Architecture, channels: Channels) -> int | None:
+    """Give the bytes of a chunk that makes these channels; None for all at once."""
+    if not any(channels):
+        return None
+    sizes = [size for size in (*CHUNKS, *SMALL_CHUNKS) if size is not None]
+    made = {size: channels_at_the_peak(size, row, row.geometry()) for size in sizes}
+    return next((size for size in sizes if made[size] == list(channels)), None)
 
 
 def plan_encoders(
-    training: Training,
-    *,
-    names: Sequence[str] = (),
-    speed: Speed | None = None,
-    workers: int = 1,
+    training: Training, *, names: Sequence[str] = (), speed: Speed | None = None
 ) -> list[PlannedEncoder]:
     """Plan encoders for a GPU.
 
@@ -246,9 +199,6 @@ def plan_encoders(
     speed : Speed or None
         Of the GPU, which times are estimated from; None for that of the listed GPU whose
         memory is nearest.
-    workers : int
-        Processes that share the work; more than one from a script that may be imported
-        again only, as ``multiprocessing`` says.
 
     Returns
     -------
@@ -259,101 +209,30 @@ def plan_encoders(
     ------
     ValueError
         If there is no such encoder.
-    MemoryError
-        If one of several processes was ended from outside.
 
     Examples
     --------
     >>> training = Training(11 * 2**30, batch=256, frames=200)
     >>> (planned,) = plan_encoders(training, names=["resnet34"])
-    >>> planned.lacking_bytes, planned.times_stored > 1, planned.cards
-    (0, True, 1)
+    >>> planned.lacking_bytes, planned.seconds > planned.stored_seconds
+    (0, True)
     """
-    models = select(training, names=names, sort="vox1-h")
-    plan_model = functools.partial(
-        _planned, speed=speed_for(training, speed), counted=bool(names)
-    )
-    each = functools.partial(_each, plan_model)
-    groups = _by_kind(models)
-    planned: dict[str, PlannedEncoder] = {}
+    models = select(training, names=names, sort="vox1-h", speed=speed)
     # A single one has a bar of its own.
     bar = progress_bar(
         "planning", unit="encoder", total=len(models), off=len(models) == 1
     )
-
-    def take(group: Sequence[PlannedEncoder]) -> None:
-        planned.update({encoder.model.row.name: encoder for encoder in group})
-        bar.update(len(group))
-
+    planned = []
     with kept_alive(bar):
-        if workers > 1:
-            _share(each, groups, workers, take)
-        else:
-            for group in groups:
-                take(each(group))
-    return [planned[model.row.name] for model in models]
+        for model in models:
+            planned.append(_planned(model, counted=bool(names)))
+            bar.update(1)
+    return planned
 
 
-def _each(
-    plan_model: Callable[[ListedEncoder], PlannedEncoder],
-    models: Sequence[ListedEncoder],
-) -> list[PlannedEncoder]:
-    return [plan_model(model) for model in models]
-
-
-def _share(
-    each: Callable[[Sequence[ListedEncoder]], list[PlannedEncoder]],
-    groups: Sequence[Sequence[ListedEncoder]],
-    workers: int,
-    take: Callable[[Sequence[PlannedEncoder]], None],
-) -> None:
-    """Plan groups in several processes, which end with this one; take each that is done."""
-    others = multiprocessing.active_children()
-    # Processes that were forked with torch's threads would hang.
-    context = multiprocessing.get_context("spawn")
-    with (
-        ended_by_signal(),
-        ProcessPoolExecutor(workers, context, initializer=lock_of_threads) as pool,
-    ):
-        try:
-            with _ctrl_c_held():
-                given = [pool.submit(each, group) for group in groups]
-            for done in as_completed(given):
-                take(done.result())
-        except BrokenProcessPool as error:
-            raise MemoryError(
-                f"One of {workers} processes that plan was ended, most likely since memory "
-                "ran out. Name the encoders, which takes one process."
-            ) from error
-        except BaseException:
-            # Else what they have begun would be waited for.
-            for process in set(multiprocessing.active_children()) - set(others):
-                process.terminate()
-            raise
-
-
-@contextlib.contextmanager
-def _ctrl_c_held() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach; for this one it comes afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _by_kind(models: Sequence[ListedEncoder]) -> list[list[ListedEncoder]]:
-    """Group encoders that share a profile, so that one process makes it."""
-    groups: dict[object, list[ListedEncoder]] = {}
-    for model in models:
-        groups.setdefault(model.row.kind, []).append(model)
-    return list(groups.values())
-
-
-def _planned(model: ListedEncoder, *, speed: Speed, counted: bool) -> PlannedEncoder:
-    row, training = model.row, model.training
-    step = encoder_step(row, training, speed=speed)
-    left = training.step_budget_bytes(row)
+def _planned(model: ListedEncoder, *, counted: bool) -> PlannedEncoder:
+    step = encoder_step(model.row, model.training, speed=model.speed)
+    left = model.training.step_budget_bytes(model.row)
     whole = step.channels[0][0]
     with step.training():
         profiler = profiler_of(step)
@@ -373,25 +252,9 @@ def _planned(model: ListedEncoder, *, speed: Speed, counted: bool) -> PlannedEnc
             profile, channels, modes = chosen.profile, chosen.channels, chosen.modes
             if counted:
                 modes, counted_bytes = _counted(profiler, profile, channels, left)
-    baseline = _baseline(training.batch, training.frames)
-    return PlannedEncoder(
-        model,
-        profile,
-        channels,
-        modes,
-        counted_bytes,
-        stored_seconds,
-        baseline.with_speed(speed).seconds(baseline.uniform(Mode.STORE)),
-        speed,
+    return PlannedEncoder.of(
+        model, profile, channels, modes, counted_bytes, stored_seconds
     )
-
-
-@functools.cache
-def _baseline(batch: int, frames: int) -> Profile:
-    """Profile a step of ``BASELINE``, all stored."""
-    step = encoder_step(architecture(BASELINE), Training(None, batch, frames))
-    with step.training():
-        return Profiler(step).stored()
 
 
 def _counted(
@@ -434,7 +297,7 @@ def check_fits(planned: PlannedEncoder) -> None:
         return
     training = planned.model.training
     assert training.card_bytes is not None
-    step = encoder_step(planned.model.row, training, speed=planned.speed)
+    step = encoder_step(planned.model.row, training, speed=planned.model.speed)
     with step.training():
         raise refusal(Profiler(step), training.card_bytes, planned.step_bytes)
 
@@ -456,6 +319,8 @@ class SweptEncoder:
     sweep : Sweep
         Its peaks are all that training needs beside the GPU's reserve: the encoder's
         step, weights, gradients, optimizer states, classifier and input.
+    best_batch : int
+        The batch of the most utterances a second.
     """
 
     row: Architecture
@@ -463,42 +328,7 @@ class SweptEncoder:
     device: str | None
     speed: Speed
     sweep: Sweep
-
-
-def parse_batches(text: str) -> range:
-    """Read the batches of a sweep.
-
-    Parameters
-    ----------
-    text : str
-        FIRST:LAST or FIRST:LAST:STEP, as 16:256:16; the step is 1 if it is left out.
-
-    Returns
-    -------
-    range
-        From the first on, in steps, to none above the last.
-
-    Raises
-    ------
-    ValueError
-        If it is written otherwise, the last is below the first, or a batch is not from
-        1 to a million.
-
-    Examples
-    --------
-    >>> list(parse_batches("16:64:16")), len(parse_batches("16:64"))
-    ([16, 32, 48, 64], 49)
-    """
-    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}))?", text, re.ASCII)
-    first, last, step = (int(n or 1) for n in match.groups()) if match else (1, 0, 1)
-    if last < first or not step:
-        raise ValueError(
-            "--batches takes the first, the last and the step between, as 16:256:16 or "
-            f"1:32, not {text}."
-        )
-    for batch in (first, last):
-        check_batch(batch)
-    return range(first, last + 1, step)
+    best_batch: int
 
 
 def sweep_encoder(
@@ -539,10 +369,11 @@ def sweep_encoder(
     Infeasible
         If no plan makes the smallest batch fit; the message names what to change.
     MemoryError
-        If memory ran out at every batch, or for the optimizer.
+        If memory ran out at every batch.
 
     Examples
     --------
+    >>> from speechbrain_rev.architectures import architecture
     >>> training = Training(4 * 2**30, batch=1, frames=200)
     >>> swept = sweep_encoder(architecture("resnet34"), training, [16, 48])
     >>> [set(plan.modes.values()) for plan in swept.sweep.plans][0]
@@ -559,10 +390,10 @@ def sweep_encoder(
             step,
             sizes,
             training.card_bytes,
-            other_seconds=lambda: _optimizer_seconds(row, training, device, speed),
+            other_seconds=lambda: optimizer_seconds(row, training, device, speed=speed),
             before_batch=lambda batch: bar.update(sizes.index(batch) - bar.n),
         )
-    return SweptEncoder(row, training, device, speed, plans)
+    return SweptEncoder(row, training, device, speed, plans, plans.best.batch)
 
 
 def optimizer_seconds(
@@ -593,6 +424,7 @@ def optimizer_seconds(
 
     Examples
     --------
+    >>> from speechbrain_rev.architectures import architecture
     >>> training = Training(None, batch=1, frames=200)
     >>> round(1e3 * optimizer_seconds(architecture("resnet34"), training, None), 2)
     0.4
@@ -612,19 +444,3 @@ def optimizer_seconds(
         lr=0.1,
     )
     return seconds_of(optimizer.step, torch.device(device), repeats=_REPEATS)
-
-
-def _optimizer_seconds(
-    row: Architecture, training: Training, device: str | None, speed: Speed
-) -> float:
-    """Give what the optimizer takes, or refuse where there is no memory for it at any batch."""
-    seconds = unless_memory_runs_out(
-        lambda: optimizer_seconds(row, training, device, speed=speed)
-    )
-    if seconds is None:
-        raise MemoryError(
-            f"Memory ran out on {device} while the step of {row.optimizer_name} was timed "
-            f"on the weights of {row.name}, which every batch has. End what else uses it, "
-            "or leave out --device, which estimates times."
-        )
-    return seconds

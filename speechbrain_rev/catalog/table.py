@@ -9,20 +9,19 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 from speechbrain_rev.architectures import (
     ARCHITECTURES,
     Architecture,
     architecture,
 )
-from speechbrain_rev.catalog.counts import FRAMES, peak_at, work_at
+from speechbrain_rev.catalog.counts import FRAMES, Peak, peak_at, work_at
 from speechbrain_rev.devices import ASSUMED, Speed, Work, nearest_gpu
 from speechbrain_rev.heads import HEAD, Head
-from speechbrain_rev.modes import LOSSLESS, WITHOUT_INVERSE, Mode
+from speechbrain_rev.modes import LOSSLESS
 from speechbrain_rev.optimizers import OPTIMIZERS
 from speechbrain_rev.sizes import GIB, largest_within, reserve_of
 
@@ -35,7 +34,7 @@ PAPER = (
 CARD_BYTES = 11 * GIB
 PUBLISHED_FRAMES = 200
 
-#: Of VoxCeleb2 dev, and of the recipe. An epoch has one segment of each utterance: three
+#: VoxCeleb2 dev and the recipe. An epoch has one segment of each utterance: three
 #: speeds make classes, drawn for each segment, and no further utterances.
 UTTERANCES, EPOCHS = 1_092_009, 150
 
@@ -85,53 +84,8 @@ def as_published(training: Training) -> bool:
     return (training.card_bytes, training.frames) == (CARD_BYTES, PUBLISHED_FRAMES)
 
 
-class PublishedCards(NamedTuple):
-    """A row of Table VII as printed.
-
-    Attributes
-    ----------
-    cards : int
-        11 GB GPUs for a batch of ``TOTAL_BATCH``.
-    days : int
-        Of training.
-    vox1_h_eer : float
-        In percent.
-    """
-
-    cards: int
-    days: int
-    vox1_h_eer: float
-
-
-TABLE_SEVEN = {
-    "resnet101": PublishedCards(9, 2, 1.48),
-    "revnet137": PublishedCards(1, 3, 1.49),
-    "resnet152": PublishedCards(12, 3, 1.39),
-    "revnet197": PublishedCards(1, 5, 1.42),
-    "df_resnet179": PublishedCards(19, 3, 1.51),
-    "df_revnet281": PublishedCards(2, 5, 1.53),
-    "df_resnet233": PublishedCards(22, 4, 1.44),
-    "df_revnet377": PublishedCards(2, 6, 1.46),
-}
-
-
 #: Modes whose memory is counted, as it does not depend on the speech: columns.
 MODES = tuple(mode.value for mode in LOSSLESS)
-
-#: Modes that plans give blocks of encoders.
-PLANNED = tuple(mode.value for mode in Mode if mode.spec.lossless)
-
-
-def mode_counts(modes: Iterable[str]) -> dict[str, int]:
-    """Count the blocks of each mode; those that join only where there are any.
-
-    Examples
-    --------
-    >>> mode_counts(["recompute", "store", "store"])
-    {'store': 2, 'selective': 0, 'reconstruct': 0, 'recompute': 1}
-    """
-    counts = Counter(modes)
-    return {mode: counts[mode] for mode in PLANNED if mode in MODES or counts[mode]}
 
 
 def stage_of(block: str) -> str:
@@ -187,12 +141,8 @@ def _in_runs(blocks: Iterable[str], modes: Mapping[str, str]) -> str:
     return ", ".join(runs)
 
 
-LARGEST_FRAMES = 100_000  # of an utterance: a thousand seconds
-
-LARGEST_BATCH = 10**6
-
-#: The encoder whose time, all stored, that of the others is compared with.
-BASELINE = "resnet34"
+# The search for the batch that fits ends here.
+_LARGEST_BATCH = 10**6
 
 #: 80 filterbanks, the 160 samples of a shift, and the samples before augmentation, which
 #: are a tenth more for the speed of 1.1, in float32.
@@ -222,52 +172,6 @@ def parameters_of(row: Architecture) -> int:
 
     with torch.device("meta"):
         return sum(p.numel() for p in build_encoder(row.name).parameters())
-
-
-def check_batch(batch: int) -> None:
-    """Refuse a batch that no training has.
-
-    Parameters
-    ----------
-    batch : int
-        Utterances of a step.
-
-    Raises
-    ------
-    ValueError
-        If it is not from 1 to a million.
-
-    Examples
-    --------
-    >>> check_batch(128)
-    """
-    if not 1 <= batch <= LARGEST_BATCH:
-        raise ValueError(
-            f"A batch has from 1 to {LARGEST_BATCH} utterances, not {batch}."
-        )
-
-
-def check_frames(frames: int) -> None:
-    """Refuse a length that no utterance has.
-
-    Parameters
-    ----------
-    frames : int
-        Of an utterance.
-
-    Raises
-    ------
-    ValueError
-        If it is not from 1 to ``LARGEST_FRAMES``.
-
-    Examples
-    --------
-    >>> check_frames(400)
-    """
-    if not 1 <= frames <= LARGEST_FRAMES:
-        raise ValueError(
-            f"An utterance has from 1 to {LARGEST_FRAMES} frames of 10 ms, not {frames}."
-        )
 
 
 @dataclass(frozen=True)
@@ -307,15 +211,6 @@ class Training:
     frames: int
     optimizer_bits: int = 8
     head: Head = HEAD
-
-    def __post_init__(self) -> None:
-        """Refuse what no training has."""
-        check_batch(self.batch)
-        check_frames(self.frames)
-        if self.optimizer_bits not in _STATE_BYTES:
-            raise ValueError(
-                f"States of an optimizer have 8 or 32 bits, not {self.optimizer_bits}."
-            )
 
     def at(self, batch: int) -> Training:
         """Give the same training with another batch."""
@@ -433,11 +328,11 @@ class Training:
         step = peak_at(row.name, mode, self.frames)
         if step is None:
             return None
-
-        def needed(batch: int) -> int:
-            return step(batch) + sum(self.fixed_bytes(row, batch).values())
-
-        return largest_within(needed, self.available_bytes, LARGEST_BATCH)
+        return largest_within(
+            lambda batch: step(batch) + sum(self.fixed_bytes(row, batch).values()),
+            self.available_bytes,
+            _LARGEST_BATCH,
+        )
 
     def fits(self, row: Architecture) -> bool:
         """Whether the batch asked about is known to fit, in any mode of all blocks."""
@@ -512,100 +407,106 @@ def other_encoder(training: Training, row: Architecture) -> str | None:
 
 
 @dataclass(frozen=True)
+class UniformStep:
+    """A training step of an encoder all of whose blocks have one mode.
+
+    Attributes
+    ----------
+    bytes_per_utterance : int
+        What one more utterance adds.
+    step_peak_bytes : int
+        Peak of the encoder's own step.
+    needed_bytes : mapping of str to int
+        All that training needs, by what needs it, see :meth:`Training.needed_bytes`.
+    largest_batch : int or None
+        That fits the GPU; None without a GPU.
+    days : float or None
+        Of training by :func:`training_days`, encoder and optimizer alone, estimated; None
+        if the batch does not fit, or without a GPU.
+    """
+
+    bytes_per_utterance: int
+    step_peak_bytes: int
+    needed_bytes: Mapping[str, int]
+    largest_batch: int | None
+    days: float | None
+
+
+@dataclass(frozen=True)
 class ListedEncoder:
-    """One encoder and what training it takes.
+    """One encoder and what training it takes, as :func:`select` lists it.
 
     Attributes
     ----------
     row : Architecture
         The encoder, with what was published about it.
+    parameters : int
+        Of the encoder.
     training : Training
         Batch, length and GPU that are asked about.
-    speed : Speed or None
-        Of the GPU, for estimates of time; None for that of the listed GPU whose memory is
-        nearest.
+    speed : Speed
+        Of the GPU, for estimates of time.
+    modes : mapping of str to UniformStep
+        By mode; none of an encoder that was not counted.
+    fastest_mode : str or None
+        The mode of the fewest days of those that fit; None if none does.
+    days : float or None
+        Of training in that mode.
     """
 
     row: Architecture
+    parameters: int
     training: Training
-    speed: Speed | None = None
+    speed: Speed
+    modes: Mapping[str, UniformStep]
+    fastest_mode: str | None
+    days: float | None
 
-    @property
-    def known_speed(self) -> Speed:
-        """That speed, or the assumed one."""
-        return speed_for(self.training, self.speed)
+    @classmethod
+    def of(
+        cls, row: Architecture, training: Training, speed: Speed | None = None
+    ) -> ListedEncoder:
+        """List an encoder; without a speed times are those of the GPU nearest in memory."""
+        speed = speed_for(training, speed)
+        peaks = {mode: peak_at(row.name, mode, training.frames) for mode in MODES}
+        steps = {
+            mode: _uniform_step(row, training, speed, mode, peak)
+            for mode, peak in peaks.items()
+            if peak is not None
+        }
+        days = {m: step.days for m, step in steps.items() if step.days is not None}
+        fastest = min(days, key=days.__getitem__, default=None)
+        least = None if fastest is None else days[fastest]
+        count = parameters_of(row)
+        return cls(row, count, training, speed, steps, fastest, least)
 
-    @property
-    def parameters(self) -> int:
-        """Parameters of the encoder."""
-        return parameters_of(self.row)
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """The modes that the encoder has."""
-        own = LOSSLESS if self.row.reversible else WITHOUT_INVERSE
-        return tuple(mode.value for mode in own)
-
-    @property
-    def planned_modes(self) -> tuple[str, ...]:
-        """Those that a plan may give its blocks."""
-        return self.modes if self.row.reversible else (*self.modes, Mode.JOIN.value)
-
-    def bytes_per_utterance(self, mode: str, frames: int) -> int | None:
-        """Bytes that one more utterance takes; None if that was not counted."""
-        peak = peak_at(self.row.name, mode, frames)
-        return None if peak is None else peak.bytes_per_utterance
+    def figure(self, name: str, mode: str | None = None) -> Any:
+        """Take a figure of the step in a mode, by default the encoder's; None without one."""
+        step = self.modes.get(mode or self.row.default_mode)
+        return None if step is None else getattr(step, name)
 
     def step_peak_bytes(self, mode: str) -> int | None:
-        """Peak of the encoder's own step at the batch asked about; None likewise."""
-        peak = peak_at(self.row.name, mode, self.training.frames)
-        return None if peak is None else peak(self.training.batch)
-
-    def needed_bytes(self, mode: str) -> int | None:
-        """All that training needs of a GPU at the batch asked about; None likewise."""
-        needed = self.training.needed_bytes(self.row, mode, self.training.batch)
-        return None if needed is None else sum(needed.values())
-
-    def largest_batch(self, mode: str) -> int | None:
-        """Largest batch on the GPU in a mode; None likewise."""
-        return self.training.largest_batch(self.row, mode)
-
-    def fits(self, mode: str) -> bool | None:
-        """Whether the batch asked about fits the GPU; None likewise."""
-        largest = self.largest_batch(mode)
-        return None if largest is None else largest >= self.training.batch
-
-    def days(self, mode: str) -> float | None:
-        """Days of training in a mode, estimated; None if the batch does not fit so.
-
-        They are those of :func:`training_days`, encoder and optimizer alone.
-        """
-        if self.training.card_bytes is None or not self.fits(mode):
-            return None
-        step = work_at(self.row.name, mode, self.training.frames)
-        batch, moved = (
-            self.training.batch,
-            self.training.optimizer_moved_bytes(self.row),
-        )
-        seconds = self.known_speed.seconds(step(batch) + Work(0, moved, 0))
-        return training_days(batch / seconds)
-
-    @property
-    def fastest_mode(self) -> str | None:
-        """The mode of the fewest days of those that fit; None if none does."""
-        days = {mode: self.days(mode) for mode in self.modes}
-        known = {mode: each for mode, each in days.items() if each is not None}
-        return min(known, key=known.__getitem__, default=None)
-
-    @property
-    def least_days(self) -> float | None:
-        """Days of training in the fastest mode; None if none fits."""
-        fastest = self.fastest_mode
-        return None if fastest is None else self.days(fastest)
+        """Peak of the encoder's own step in a mode; None if that was not counted."""
+        return self.modes[mode].step_peak_bytes if mode in self.modes else None
 
 
-def _per_utterance(mode: str) -> Callable[[ListedEncoder], float | None]:
-    return lambda model: model.bytes_per_utterance(mode, model.training.frames)
+def _uniform_step(
+    row: Architecture, training: Training, speed: Speed, mode: str, peak: Peak
+) -> UniformStep:
+    batch, largest, days = training.batch, None, None
+    needed = training.needed_bytes(row, mode, batch)
+    assert needed is not None
+    if training.card_bytes is not None:
+        largest = training.largest_batch(row, mode)
+        if sum(needed.values()) <= training.available_bytes:
+            moved = Work(0, training.optimizer_moved_bytes(row), 0)
+            work = work_at(row.name, mode, training.frames)(batch) + moved
+            days = training_days(batch / speed.seconds(work))
+    return UniformStep(peak.bytes_per_utterance, peak(batch), needed, largest, days)
+
+
+def _memory(mode: str | None, model: ListedEncoder) -> Any:
+    return model.figure("bytes_per_utterance", mode)
 
 
 #: By what the table can be sorted.
@@ -615,14 +516,11 @@ SORT_KEYS: dict[str, Callable[[ListedEncoder], float | None]] = {
     "vox1-o": lambda model: model.row.vox1_o_eer,
     "vox1-e": lambda model: model.row.vox1_e_eer,
     "vox1-h": lambda model: model.row.vox1_h_eer,
-    **{mode: _per_utterance(mode) for mode in MODES},
-    "memory": lambda model: _per_utterance(model.row.default_mode)(model),
-    "batch": lambda model: model.largest_batch(model.row.default_mode),
-    "days": lambda model: model.least_days,
+    **{mode: functools.partial(_memory, mode) for mode in MODES},
+    "memory": functools.partial(_memory, None),
+    "batch": lambda model: model.figure("largest_batch"),
+    "days": lambda model: model.days,
 }
-
-# What sorts by what a GPU decides.
-_OF_A_GPU = ("batch", "days")
 
 
 def select(
@@ -652,7 +550,8 @@ def select(
         Largest first, or the order of the tables from its end. Encoders without a
         figure come last either way.
     speed : Speed or None
-        Of the GPU, see :class:`ListedEncoder`.
+        Of the GPU, for estimates of time; None for that of the listed GPU whose memory is
+        nearest.
 
     Returns
     -------
@@ -662,8 +561,8 @@ def select(
     Raises
     ------
     ValueError
-        If there is no such name, family, type or key, if a GPU is needed and none was
-        named, or if no encoder is left.
+        If there is no such name, if a GPU is needed and none was named, or if no encoder
+        is left.
 
     Examples
     --------
@@ -672,65 +571,28 @@ def select(
     >>> best[0].row.name
     'revnet245'
     """
-    check_names("--family", families, [row.family for row in ARCHITECTURES.values()])
-    check_names("--type", types, [row.type for row in ARCHITECTURES.values()])
-    check_names("--sort", [] if sort is None else [sort], SORT_KEYS)
-    if training.card_bytes is None and (fitting or sort in _OF_A_GPU):
+    if training.card_bytes is None and (fitting or sort in ("batch", "days")):
         option = "--fits" if fitting else f"--sort={sort}"
         raise ValueError(f"{option} needs a GPU: add, for instance, --card=11GB.")
     rows = [architecture(n) for n in names] if names else ARCHITECTURES.values()
     models = [
-        ListedEncoder(row, training, speed)
+        ListedEncoder.of(row, training, speed)
         for row in dict.fromkeys(rows)
-        if (not families or row.family in families) and (not types or row.type in types)
+        if (not families or row.family in families)
+        and (not types or row.type in types)
+        and (not fitting or training.fits(row))
     ]
-    if fitting:
-        models = [model for model in models if training.fits(model.row)]
     if not models:
         raise ValueError(
             "No encoder is left. Leave out a name, --family, --type or --fits, or lower "
             f"--batch ({training.batch})."
         )
-    return _sorted(models, sort, reverse)
-
-
-def _sorted(
-    models: list[ListedEncoder], sort: str | None, reverse: bool
-) -> list[ListedEncoder]:
     if sort is None:
         return models[::-1] if reverse else models
-    figures = [(model, SORT_KEYS[sort](model)) for model in models]
-    known = [(model, figure) for model, figure in figures if figure is not None]
-    known.sort(key=lambda pair: pair[1], reverse=reverse)
-    return [model for model, _ in known] + [
-        m for m, figure in figures if figure is None
-    ]
-
-
-def check_names(option: str, given: Iterable[str], allowed: Iterable[str]) -> None:
-    """Refuse names that an option does not take.
-
-    Parameters
-    ----------
-    option : str
-        What takes them, for the error message.
-    given : iterable of str
-        What was given.
-    allowed : iterable of str
-        All that there are.
-
-    Raises
-    ------
-    ValueError
-        With all names.
-
-    Examples
-    --------
-    >>> check_names("--mode", ["stored"], ["store", "recompute"])
-    Traceback (most recent call last):
-    ValueError: --mode takes store, recompute, not stored.
-    """
-    names = list(dict.fromkeys(allowed))
-    for name in given:
-        if name not in names:
-            raise ValueError(f"{option} takes {', '.join(names)}, not {name}.")
+    figures = [SORT_KEYS[sort](model) for model in models]
+    sign = -1 if reverse else 1
+    order = sorted(
+        (figure is None, sign * (figure or 0), position)
+        for position, figure in enumerate(figures)
+    )
+    return [models[position] for *_, position in order]

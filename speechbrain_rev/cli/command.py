@@ -17,7 +17,7 @@ from speechbrain_rev.cli.options import READS
 from speechbrain_rev.cli.spelling import ArgumentParser
 from speechbrain_rev.files import is_of_disk
 
-# What to do where memory ran out; commands that run tensors name their own options.
+# Advice where memory ran out; commands that run tensors name their own options.
 _LESS_MEMORY = "End what else uses it, and try again."
 # As shells have it of Ctrl-C, and of who writes where nobody reads.
 _INTERRUPTED = 130
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if not is_out_of_memory(error):
             raise
-        # Where we refuse what would not fit, we say what to do ourselves.
+        # A refusal of our own has its advice already.
         own = str(error) if type(error) is MemoryError else ""
         return _failed(own or f"Memory ran out. {parsed.less_memory}")
     return 0

@@ -15,24 +15,11 @@ if TYPE_CHECKING:
     from speechbrain_rev.data.overview import Overview
 
 #: Settings of train.py that choose what is read, checked and defaulted as by train.py.
-_SETTINGS = {
-    "speaker_from": (
-        "LEVEL|PATTERN",
-        "where files of a folder name their speaker: 1 for the first folder, or a regular "
-        "expression",
-    ),
-    "sample_rate": ("HZ", "at which audio is read"),
-    "resample": ("true|false", "resample files of other rates"),
-    "channel": ("NUMBER|mix", "what is read of several channels"),
-    "train_list": ("FILE", "lines 'speaker path': only these are read"),
-    "trial_lists": ("'[FILE, ...]'", "lists whose speakers are left out"),
-    "trials_folder": ("FOLDER", "speech of the trial lists (default: PATH)"),
-    "bad_files": ("refuse|drop", "what is done about files that cannot be used"),
-    "check_audio": ("true|false", "decode each file: finds silence, NaN and damage"),
-    "outside_files": ("true|false", "read what lies outside the folder, too"),
-    "short": ("repeat|pad|drop", "what is done about utterances below a segment"),
-    "chunk_samples": ("SAMPLES", "that a segment is read for (31840: 2.2 s are read)"),
-}
+_SETTINGS = (
+    "speaker_from", "sample_rate", "resample", "channel", "train_list", "trial_lists",
+    "trials_folder", "bad_files", "check_audio", "outside_files",
+    "short", "chunk_samples",
+)  # fmt: skip
 _EXAMPLES = (
     " LibriSpeech --plot=lengths.png",
     " calls --speaker_from='/call-([^-]+)-' --bad_files=drop --json",
@@ -72,9 +59,12 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="also draw histograms of lengths and of utterances of a speaker; the name "
         "ends in .png, .pdf or .svg",
     )
-    settings = command.add_argument_group("settings of train.py")
-    for name, (form, words) in _SETTINGS.items():
-        settings.add_argument(f"--{name}", metavar=form, help=words)
+    settings = command.add_argument_group(
+        "settings of train.py",
+        "hparams/train.yaml has what each is; trials_folder is PATH",
+    )
+    for name in _SETTINGS:
+        settings.add_argument(f"--{name}", metavar="VALUE")
 
 
 def _data(parsed: argparse.Namespace) -> None:
@@ -98,7 +88,7 @@ def _settings(parsed: argparse.Namespace) -> DataSettings:
     from speechbrain_rev.hparams import compose, plain_settings
 
     given = {n: getattr(parsed, n) for n in _SETTINGS if getattr(parsed, n) is not None}
-    # Which encoder it is does not matter.
+    # Any encoder does.
     options = [f"--{name}={value}" for name, value in given.items()]
     text = compose(["revnet57", "--data_folder=.", "--output_folder=.", *options]).text
     settings = DataSettings.of(plain_settings(text))

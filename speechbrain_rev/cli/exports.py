@@ -7,10 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from speechbrain_rev.cli.options import OUTPUT, READS
-from speechbrain_rev.files import check_file
-
-# Of weights and programs, which nobody means as a folder's name.
-_OF_FILES = (".pt", ".pth", ".pt1", ".ckpt", ".safetensors", ".torchscript")
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -76,13 +72,6 @@ def _export(parsed: argparse.Namespace) -> None:
             )
         _export_graph(parsed)
         return
-    suffix = Path(parsed.out).suffix
-    if suffix.lower() in _OF_FILES:
-        stem = parsed.out.removesuffix(suffix)
-        raise ValueError(
-            f"{parsed.out} would be a folder, and {suffix} is an ending of files. For a "
-            f"graph give {stem}.pt2 or {stem}.onnx, for a folder {stem}."
-        )
     missing = export_run(
         parsed.run_folder, parsed.out, labels=parsed.labels, speeds=parsed.speeds
     )
@@ -151,8 +140,6 @@ def _add_convert(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _convert(parsed: argparse.Namespace) -> None:
-    if parsed.back:
-        check_file("TO", parsed.target)
     if parsed.kind == "speechbrain":
         _convert_speechbrain(parsed)
         return

@@ -1,157 +1,198 @@
-"""What several subcommands share of their options."""
+"""What several subcommands share: options, tables, sentences on memory and time."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from speechbrain_rev.devices import usable_cpus
+from speechbrain_rev.catalog.counts import counted_with
+from speechbrain_rev.catalog.table import EPOCHS, UTTERANCES, Training
 from speechbrain_rev.files import check_file
 from speechbrain_rev.heads import HEAD, HEAD_OF, Head
+from speechbrain_rev.sizes import card_text, reserve_of, reserve_text
 
 if TYPE_CHECKING:
-    from speechbrain_rev.catalog.render import Report
+    from rich.table import Table
 
-# Kinds of encoders are profiled side by side; there are about a dozen.
-_MOST_WORKERS = 4
+    from speechbrain_rev.devices import Speed
 
 #: Groups of options in the help of each subcommand, in this order.
 READS, COMPUTES, OUTPUT = "what it reads", "what it computes", "output"
-#: What --card takes.
+#: Help of --card.
 CARD_HELP = (
     "the GPU: its memory, e.g. 11GB or 10.5GiB, both in GiB (2**30 bytes), as GPUs are "
     "sold; or its name, e.g. 'RTX 3090'"
 )
 
-
-def any_of(names: Iterable[str]) -> str:
-    """List names in a sentence.
-
-    Examples
-    --------
-    >>> any_of(["store", "recompute", "plan"])
-    'store, recompute or plan'
-    """
-    *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
+# Columns of a file or a pipe.
+_WIDTH = 100
 
 
-def workers_for(names: Sequence[str]) -> int:
-    """Choose how many processes plan encoders: one for a few that are named."""
-    return 1 if names else min(usable_cpus(), _MOST_WORKERS)
+def count(text: str) -> int:
+    """Read a whole number from 1 on, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    return number
 
 
-def add_names(command: argparse._ActionsContainer) -> None:
-    """Let a subcommand take names of encoders."""
-    command.add_argument(
-        "names", metavar="ENCODER", nargs="*", help="only these (default: all)"
-    )
-
-
-def add_batch(command: argparse._ActionsContainer, default: int) -> None:
-    """Let a subcommand take the utterances of a step."""
-    command.add_argument(
-        "--batch",
-        "--batch_size",
-        metavar="N",
-        type=int,
-        default=default,
-        help=f"utterances of a step (default: {default})",
-    )
-
-
-def add_frames(command: argparse._ActionsContainer) -> None:
-    """Let a subcommand take the length of utterances."""
+def add_training(
+    command: argparse._ActionsContainer, *, batch: int | None = None
+) -> None:
+    """Let a subcommand take a training step; its batch, too, if that has a default."""
+    if batch is not None:
+        command.add_argument(
+            "--batch",
+            "--batch_size",
+            metavar="N",
+            type=count,
+            default=batch,
+            help="utterances of a step (default: %(default)s)",
+        )
     command.add_argument(
         "--frames",
         metavar="N",
-        type=int,
+        type=count,
         default=200,
         help="frames of an utterance, 10 ms each (default: 200, 2 s)",
     )
-
-
-def add_bits(
-    command: argparse._ActionsContainer, words: str = "bits of optimizer states"
-) -> None:
-    """Let a subcommand take bits of optimizer states."""
     command.add_argument(
         "--optimizer_bits",
-        metavar="BITS",
         type=int,
+        choices=(8, 32),
         default=8,
-        help=f"{words}: 8 (the default) or 32",
+        help="bits of optimizer states (default: %(default)s)",
     )
-
-
-def add_head(command: argparse._ActionsContainer) -> None:
-    """Let a subcommand take the classifier that is trained with the encoder."""
     command.add_argument(
         "--classes",
         metavar="N",
-        type=int,
+        type=count,
         default=HEAD.classes,
-        help="classes of the classifier: speakers times speeds (default: "
-        f"{HEAD.classes}, VoxCeleb2 at three speeds)",
+        help="classes of the classifier: speakers times speeds (default: %(default)s, "
+        "VoxCeleb2 at three speeds)",
     )
     command.add_argument(
         "--loss",
         choices=list(HEAD_OF),
         default=HEAD.loss,
-        help=f"its loss (default: {HEAD.loss})",
+        help="its loss (default: %(default)s)",
     )
 
 
-def head_of_options(parsed: argparse.Namespace) -> Head:
-    """Give the classifier that ``add_head`` lets a user describe."""
-    if parsed.classes < 1:
-        raise ValueError(f"--classes is {parsed.classes}; give at least 1.")
-    return Head(parsed.classes, loss=parsed.loss)
+def training_of(
+    parsed: argparse.Namespace, card_bytes: int | None, batch: int
+) -> Training:
+    """Give the training step that ``add_training`` lets a user describe."""
+    head = Head(parsed.classes, loss=parsed.loss)
+    return Training(card_bytes, batch, parsed.frames, parsed.optimizer_bits, head)
 
 
-def add_output(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Let a subcommand print JSON or draw a picture; give the group of such options."""
-    group = command.add_argument_group(OUTPUT)
-    output = group.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print JSON, in bytes")
+def add_output(command: argparse.ArgumentParser) -> None:
+    """Let a subcommand print JSON or draw a picture."""
+    output = command.add_argument_group(OUTPUT).add_mutually_exclusive_group()
+    add_json(output)
     output.add_argument(
         "--plot",
         metavar="FILE.png",
         help="draw a picture instead; the name ends in .png, .pdf or .svg",
     )
-    return group
 
 
-def show(
-    report: Report, parsed: argparse.Namespace, draw: Callable[[str], object], what: str
+def add_json(output: argparse._ActionsContainer) -> None:
+    """Let a subcommand print JSON."""
+    output.add_argument("--json", action="store_true", help="print JSON, in bytes")
+
+
+def cell(value: float | str | None, form: str = "") -> str:
+    """Write a value of a table; "-" for None."""
+    return "-" if value is None else format(value, form)
+
+
+def table_of(rows: Sequence[Mapping[str, str]], title: str | None = None) -> Table:
+    """Make a table of rows, whose keys are the heads: words on the left, figures right.
+
+    Examples
+    --------
+    >>> table = table_of([{"encoder": "revnet57", "layers": "57"}])
+    >>> [column.header for column in table.columns], table.row_count
+    (['encoder', 'layers'], 1)
+    """
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for head in rows[0]:
+        is_words = any(row[head][:1].isalpha() for row in rows)
+        table.add_column(head, justify="left" if is_words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
+
+
+def print_results(
+    parsed: argparse.Namespace,
+    document: object,
+    tables: Callable[[], Iterable[Table]],
+    notes: Iterable[str],
 ) -> None:
-    """Draw a picture if one was asked for; else print JSON, or text as wide as the terminal.
+    """Print JSON if it was asked for, or else tables and sentences below.
 
     Parameters
     ----------
-    report : Report
-        What the command prints.
     parsed : argparse.Namespace
         The options.
-    draw : callable
-        Draws the picture into a file.
-    what : str
-        How many of what are drawn.
+    document : object
+        What JSON has.
+    tables : callable
+        Makes the tables.
+    notes : iterable of str
+        What the figures are, a paragraph each.
     """
-    if parsed.plot is not None:
-        draw(parsed.plot)
-        print(f"{parsed.plot}: {what}")
-    else:
-        print_report(report, as_json=parsed.json)
+    if parsed.json:
+        print(json.dumps(document, indent=1))
+        return
+    from rich.console import Console
+
+    console = Console(
+        width=None if sys.stdout.isatty() else _WIDTH,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+    with console.capture() as capture:
+        for table in tables():
+            console.print(table)
+            console.print()
+        for note in notes:
+            console.print(note)
+    print(capture.get(), end="")
 
 
-def print_report(report: Report, *, as_json: bool) -> None:
-    """Print JSON, or text as wide as the terminal."""
-    from speechbrain_rev.catalog.columns import terminal_width
+def counted_note(training: Training) -> str:
+    """Name what was counted, of which step."""
+    versions = counted_with()
+    return (
+        f"Memory: utterances of {training.frames} frames in float32, counted on meta "
+        f"tensors (torch {versions['torch']}, {versions['date']})."
+    )
 
-    text = report.json() if as_json else report.text(terminal_width())
-    print(text, end="")
+
+def card_note(card_bytes: int) -> str:
+    """Name the memory of a GPU, its reserve, and what that leaves."""
+    reserved = reserve_of(card_bytes)
+    left = card_text(max(0, card_bytes - reserved))
+    return f"{card_text(card_bytes)}, {reserve_text(reserved)}, {left} left"
+
+
+def days_note(speed: Speed) -> str:
+    """Name what days of training are estimated from."""
+    return (
+        f"Days: {EPOCHS} epochs of the {UTTERANCES:,} utterances of VoxCeleb2 dev (DF "
+        "encoders train 165: a tenth more), encoder and optimizer alone, estimated from "
+        f"counts of operations for {speed}."
+    )
 
 
 def check_plot(path: str | None, option: str = "--plot") -> None:

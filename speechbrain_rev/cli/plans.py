@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import shlex
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.architectures import ARCHITECTURES, architecture
 from speechbrain_rev.cli.options import (
     CARD_HELP,
     COMPUTES,
     OUTPUT,
     READS,
-    add_batch,
-    add_bits,
-    add_frames,
-    add_head,
-    add_names,
+    add_json,
     add_output,
+    add_training,
+    card_note,
+    cell,
     check_plot,
-    head_of_options,
-    print_report,
-    show,
-    workers_for,
+    days_note,
+    print_results,
+    table_of,
+    training_of,
 )
+from speechbrain_rev.devices import gpu_at_hand, parse_card
 from speechbrain_rev.files import check_file
+from speechbrain_rev.modes import Mode
+from speechbrain_rev.sizes import GIB, card_text, size_text
+
+if TYPE_CHECKING:
+    from speechbrain_rev.catalog import Training
+    from speechbrain_rev.catalog.plans import PlannedEncoder, SweptEncoder
+    from speechbrain_rev.devices import GpuAtHand
+    from speechbrain_rev.planner.sweep import BatchPlan
+
+
+def batches(text: str) -> range:
+    """Read FIRST:LAST or FIRST:LAST:STEP, for argparse.
+
+    Examples
+    --------
+    >>> list(batches("16:64:16")), len(batches("16:64"))
+    ([16, 32, 48, 64], 49)
+    """
+    first, last, *step = map(int, text.split(":"))
+    return range(first, last + 1, *step)
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -38,49 +58,38 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     add : callable
         Takes a name, what runs it, a summary and details; gives the parser.
     """
-    _add_plan(add)
-    _add_sweep(add)
-
-
-def _add_plan(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "plan",
         _plan,
         "plan what encoders keep on a GPU, so that they train as fast as fits",
-        "For each encoder it prints the memory and time of a training step, the days that "
-        "150 epochs of VoxCeleb2 take, the largest batch, and how many such GPUs make a "
-        "total batch of 256; for one encoder also what each block does. channels are "
-        "those that blocks work on at a time; the setting chunk is their bytes. "
-        f"All {len(ARCHITECTURES)} are predicted, within two minutes. Encoders that are named are counted, "
-        "which takes a minute or two for a deep one that hardly fits. No GPU is needed.",
+        "For each encoder it prints the memory of a training step, what blocks keep, the "
+        "days that 150 epochs of VoxCeleb2 take, and the largest batch; for one encoder "
+        f"also what each block does. All {len(ARCHITECTURES)} are predicted, within two "
+        "minutes. Encoders that are named are counted, which takes a minute or two for a "
+        "deep one that hardly fits. No GPU is needed.",
         [" --card=11GB", " resnet152 --card='RTX 3090' --batch=64 --save=plan.json"],
     )
     reads = command.add_argument_group(READS)
-    add_names(reads)
+    reads.add_argument(
+        "names", metavar="ENCODER", nargs="*", help="only these (default: all)"
+    )
     card = reads.add_mutually_exclusive_group(required=True)
     card.add_argument("--card", metavar="SIZE", help=CARD_HELP)
     card.add_argument(
         "--device", help="cuda or cuda:N: what is free now on the GPU of this machine"
     )
-    computes = command.add_argument_group(COMPUTES)
-    add_batch(computes, 128)
-    add_frames(computes)
-    add_bits(computes)
-    add_head(computes)
+    add_training(command.add_argument_group(COMPUTES), batch=128)
     output = command.add_argument_group(OUTPUT)
-    output.add_argument("--json", action="store_true", help="print JSON, in bytes")
+    add_json(output)
     output.add_argument(
         "--save",
         metavar="PLAN.json",
         help="write the plan of one encoder, for plan_file in its hyperparameters",
     )
     command.set_defaults(
-        less_memory="Name the encoders, which takes one process, and instead of --device "
-        "the GPU's memory, for instance --card=11GB."
+        less_memory="Instead of --device give the GPU's memory, for instance --card=11GB."
     )
 
-
-def _add_sweep(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "sweep",
         _sweep,
@@ -102,51 +111,46 @@ def _add_sweep(add: Callable[..., argparse.ArgumentParser]) -> None:
     computes.add_argument(
         "--batches",
         metavar="FIRST:LAST[:STEP]",
+        type=batches,
         default="16:256:16",
-        help="sizes to be tried (default: 16:256:16)",
+        help="sizes to be tried (default: %(default)s)",
     )
-    add_frames(computes)
-    add_bits(computes)
-    add_head(computes)
+    add_training(computes)
     add_output(command)
     command.set_defaults(
         less_memory="Give smaller --batches, or leave out --device, which estimates times."
     )
 
 
-def _plan(parsed: argparse.Namespace) -> None:
-    from speechbrain_rev.catalog import Training
-    from speechbrain_rev.devices import gpu_at_hand, parse_card
+def _counts(modes: Iterable[str]) -> str:
+    """Write how many blocks have each mode, as "store 9, reconstruct 8"."""
+    given = list(modes)
+    return ", ".join(f"{m.value} {given.count(m)}" for m in Mode if m in given)
 
+
+def _plan(parsed: argparse.Namespace) -> None:
     if parsed.save is not None:
         if len(set(parsed.names)) != 1:
             raise ValueError("--save writes the plan of one encoder; name one.")
         check_file("--save", parsed.save)
     at_hand = None if parsed.device is None else gpu_at_hand(parsed.device)
     gpu = parse_card(parsed.card) if at_hand is None else at_hand.listed()
-    training = Training(
-        gpu.memory_bytes if at_hand is None else at_hand.free_bytes,
-        batch=parsed.batch,
-        frames=parsed.frames,
-        optimizer_bits=parsed.optimizer_bits,
-        head=head_of_options(parsed),
-    )
+    card_bytes = gpu.memory_bytes if at_hand is None else at_hand.free_bytes
+    training = training_of(parsed, card_bytes, parsed.batch)
 
-    from speechbrain_rev.catalog import plans, render
+    from speechbrain_rev.catalog import plans
 
-    # What was imported stays: collections of garbage need not look through it.
-    gc.freeze()
-    encoders = plans.plan_encoders(
-        training,
-        names=parsed.names,
-        speed=gpu.speed,
-        workers=workers_for(parsed.names),
-    )
+    encoders = plans.plan_encoders(training, names=parsed.names, speed=gpu.speed)
     if len(encoders) == 1:
         plans.check_fits(encoders[0])
     if parsed.save is not None:
         encoders[0].as_plan().save(parsed.save)
-    print_report(render.PlansReport(encoders, at_hand), as_json=parsed.json)
+    print_results(
+        parsed,
+        [asdict(encoder) for encoder in encoders],
+        lambda: [table_of([_plan_row(encoder) for encoder in encoders])],
+        _plan_notes(encoders, at_hand),
+    )
     if parsed.save is not None:
         # JSON on stdout stays JSON.
         print(
@@ -156,32 +160,106 @@ def _plan(parsed: argparse.Namespace) -> None:
         )
 
 
-def _sweep(parsed: argparse.Namespace) -> None:
-    from speechbrain_rev.architectures import architecture
-    from speechbrain_rev.catalog import Training
-    from speechbrain_rev.devices import parse_card
+def _plan_row(encoder: PlannedEncoder) -> dict[str, str]:
+    lacking = encoder.lacking_bytes
+    return {
+        "encoder": encoder.model.row.name,
+        "EER\nH, %": cell(encoder.model.row.vox1_h_eer, ".2f"),
+        "\nGiB": f"{encoder.needed_bytes / GIB:.2f}",
+        "\nmissing": size_text(lacking) if lacking else "-",
+        "time /\nstored": f"{encoder.seconds / encoder.stored_seconds:.2f}",
+        "\ndays": cell(encoder.days, ".1f"),
+        "largest\nbatch": cell(encoder.largest_batch),
+        "\nblocks": _counts(encoder.modes.values()),
+    }
 
-    check_plot(parsed.plot)
-    row = architecture(parsed.name)
-    gpu = parse_card(parsed.card)
 
-    from speechbrain_rev.catalog import pictures, plans, render
-
-    batches = plans.parse_batches(parsed.batches)
-    training = Training(
-        gpu.memory_bytes,
-        batches[0],
-        parsed.frames,
-        optimizer_bits=parsed.optimizer_bits,
-        head=head_of_options(parsed),
+def _card_notes(
+    training: Training, how: str, at_hand: GpuAtHand | None
+) -> Iterator[str]:
+    """Name the GPU, and what its memory is compared with."""
+    assert training.card_bytes is not None
+    gpu = card_note(training.card_bytes)
+    if at_hand is None:
+        yield f"GPU: {gpu}; none was tried."
+    else:
+        yield f"Free of {card_text(at_hand.total_bytes)} on {at_hand.name}: {gpu}."
+    yield (
+        f"GiB: {how} on meta tensors, utterances of {training.frames} frames in float32, "
+        f"{training.optimizer_bits}-bit states and classifier included. join: blocks that "
+        "are recomputed in one go with the block before."
     )
+
+
+def _plan_notes(
+    encoders: list[PlannedEncoder], at_hand: GpuAtHand | None
+) -> Iterator[str]:
+    encoder, training = encoders[0], encoders[0].model.training
+    if len(encoders) == 1:
+        yield from encoder.stages
+        channels = encoder.channels[0] or "all"
+        yield f"channels at a time in stage 1: {channels} (chunk {encoder.chunk_bytes})"
+        yield ""
+    how = "predicted" if encoder.counted_bytes is None else "counted"
+    yield from _card_notes(training, how, at_hand)
+    yield (
+        f"Of a batch of {training.batch}: GiB, missing (beyond what is left), blocks and "
+        "time. Largest batch: fits, and a larger one may. EER: published, not reproduced."
+    )
+    yield days_note(encoder.model.speed)
+
+
+def _sweep(parsed: argparse.Namespace) -> None:
+    check_plot(parsed.plot)
+    gpu = parse_card(parsed.card)
+    row = architecture(parsed.name)
+
+    from speechbrain_rev.catalog import pictures, plans
+
     swept = plans.sweep_encoder(
         row,
-        training,
-        batches,
+        training_of(parsed, gpu.memory_bytes, 1),
+        parsed.batches,
         device=parsed.device,
         speed=gpu.speed,
     )
-    what = f"{len(swept.sweep.plans)} batches"
-    draw = partial(pictures.draw_sweep, swept)
-    show(render.SweepReport(swept), parsed, draw, what)
+    if parsed.plot is not None:
+        pictures.draw_sweep(swept, parsed.plot)
+        print(f"{parsed.plot}: {len(swept.sweep.plans)} batches")
+        return
+    print_results(
+        parsed,
+        asdict(swept),
+        lambda: [table_of([_batch_row(p, swept) for p in swept.sweep.plans])],
+        _sweep_notes(swept),
+    )
+
+
+def _batch_row(plan: BatchPlan, swept: SweptEncoder) -> dict[str, str]:
+    remark = "best" if plan.batch == swept.best_batch else ""
+    if not plan.modes:
+        remark = "memory ran out while it was timed"
+    elif plan.timed_batch not in (None, plan.batch):
+        remark = f"{remark} timed at batch {plan.timed_batch}".strip()
+    return {
+        "batch": str(plan.batch),
+        "utterances / s": f"{plan.samples_per_second:.1f}",
+        "GiB": f"{plan.predicted_bytes / GIB:.2f}",
+        "blocks": _counts(plan.modes.values()),
+        "": remark,
+    }
+
+
+def _sweep_notes(swept: SweptEncoder) -> Iterator[str]:
+    yield f"{swept.sweep}\n"
+    yield from _card_notes(swept.training, "predicted", None)
+    time = f"estimated from counts of operations for {swept.speed}"
+    if swept.device is not None:
+        time = (
+            f"{swept.sweep.about['seconds']}, of a shallow encoder at each batch, or of as "
+            "many utterances as fit there"
+        )
+    yield (
+        f"Times: {time}. With the optimizer's {1e3 * swept.sweep.other_seconds:.3g} ms, "
+        "without classifier and reading. Plans were not run."
+    )

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from speechbrain_rev.cli.options import COMPUTES, OUTPUT, READS
-from speechbrain_rev.files import check_file, check_writable
 
 if TYPE_CHECKING:
-    from speechbrain_rev.inference import EnrolledSpeaker, SpeakerEmbedder
+    from speechbrain_rev.inference import SpeakerEmbedder
     from speechbrain_rev.inference.extraction import Listing
 
 
@@ -37,14 +36,13 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
             " my_model speech --out=embeddings.npz --bad_files=drop --window=10",
         ],
     )
-    reads = _add_model(command)
+    reads, _ = _add_model(command)
     reads.add_argument(
         "audio",
         metavar="AUDIO",
         nargs="+",
         help="audio files, and folders with such at any depth",
     )
-    _add_reading(reads)
     reads.add_argument(
         "--bad_files",
         choices=("refuse", "drop"),
@@ -52,7 +50,6 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="with --out, files that cannot be embedded: refuse (the default) makes the "
         "command fail once all others are written; drop only lists them",
     )
-    _add_computing(command)
     output = command.add_argument_group(OUTPUT)
     output.add_argument(
         "--out",
@@ -65,7 +62,6 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         action="store_true",
         help="read headers only: print how much audio there is and which files are bad",
     )
-    command.set_defaults(less_memory="Give --window, --device=cpu or shorter files.")
 
     command = add(
         "enrol",
@@ -75,20 +71,12 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "EnrolledSpeaker.save does in Python. A speaker of that name is replaced.",
         [" my_model ann a.wav b.flac --speakers=speakers"],
     )
-    reads = _add_model(command)
+    reads, _ = _add_model(command)
     reads.add_argument("name", metavar="NAME", help="what the speaker is called")
     reads.add_argument(
         "audio", metavar="FILE", nargs="+", help="audio files of this speaker alone"
     )
-    _add_reading(reads)
-    _add_computing(command)
-    command.add_argument_group(OUTPUT).add_argument(
-        "--speakers",
-        metavar="FOLDER",
-        required=True,
-        help="folder of enrolled speakers, which is made if it is not there",
-    )
-    command.set_defaults(less_memory="Give --window, --device=cpu or shorter files.")
+    _add_speakers(command.add_argument_group(OUTPUT))
 
     command = add(
         "verify",
@@ -101,21 +89,18 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
             " my_model c.wav --speaker=ann --speakers=speakers",
         ],
     )
-    reads = _add_model(command)
+    reads, computes = _add_model(command)
     reads.add_argument("first", metavar="A", help="audio file")
-    reads.add_argument(
+    other = reads.add_mutually_exclusive_group(required=True)
+    other.add_argument(
         "second", metavar="B", nargs="?", help="audio file, unless --speaker is given"
     )
-    reads.add_argument(
+    other.add_argument(
         "--speaker",
         metavar="NAME",
         help="in the place of B, a speaker whom enrol wrote",
     )
-    reads.add_argument(
-        "--speakers", metavar="FOLDER", help="with --speaker, the folder given to enrol"
-    )
-    _add_reading(reads)
-    computes = _add_computing(command)
+    _add_speakers(reads)
     computes.add_argument(
         "--as_norm",
         action="store_true",
@@ -127,12 +112,13 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="the score from which on they are one speaker's, or the name of one that "
         "the model has (default: the model's own, if it has one list of trials)",
     )
-    command.set_defaults(less_memory="Give --window, --device=cpu or shorter files.")
 
 
-def _add_model(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Let a subcommand name the model; give the group of what is read."""
-    reads = command.add_argument_group(READS)
+def _add_model(
+    command: argparse.ArgumentParser,
+) -> tuple[argparse._ArgumentGroup, argparse._ArgumentGroup]:
+    """Let a subcommand name a model, and how it embeds; give its groups of options."""
+    reads, computes = (command.add_argument_group(t) for t in (READS, COMPUTES))
     reads.add_argument(
         "run_folder",
         metavar="MODEL",
@@ -140,11 +126,6 @@ def _add_model(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "convert wrote, or OWNER/MODEL on the Hugging Face Hub, unless a folder is called "
         "that",
     )
-    return reads
-
-
-def _add_reading(reads: argparse._ArgumentGroup) -> None:
-    """Let a subcommand name the commit of a model and the channel of files."""
     reads.add_argument(
         "--revision",
         metavar="COMMIT",
@@ -159,11 +140,6 @@ def _add_reading(reads: argparse._ArgumentGroup) -> None:
         help="what is read of several channels: the one of this number, counted from 0, "
         "or the mean of all (default: such files are refused)",
     )
-
-
-def _add_computing(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Let a subcommand choose how it embeds; give the group of what is computed."""
-    computes = command.add_argument_group(COMPUTES)
     computes.add_argument(
         "--window",
         metavar="SECONDS",
@@ -178,7 +154,18 @@ def _add_computing(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     computes.add_argument(
         "--device", help="cpu, cuda or cuda:N (default: the GPU if there is one)"
     )
-    return computes
+    command.set_defaults(less_memory="Give --window, --device=cpu or shorter files.")
+    return reads, computes
+
+
+def _add_speakers(group: argparse._ArgumentGroup) -> None:
+    """Let a subcommand name the folder of enrolled speakers."""
+    group.add_argument(
+        "--speakers",
+        metavar="FOLDER",
+        default="speakers",
+        help="folder of enrolled speakers (default: %(default)s)",
+    )
 
 
 def _channels(text: str) -> Literal["mean"] | int:
@@ -189,12 +176,7 @@ def _channels(text: str) -> Literal["mean"] | int:
 
 
 def _embed(parsed: argparse.Namespace) -> None:
-    if parsed.out is not None:
-        from speechbrain_rev.inference.archive import check_format
-
-        check_file("--out", parsed.out)
-        check_format(Path(parsed.out))
-    elif parsed.bad_files != "refuse":
+    if parsed.out is None and parsed.bad_files != "refuse":
         raise ValueError(
             "--bad_files goes with --out, which names the file of the others."
         )
@@ -259,21 +241,12 @@ def _print_rows(
 
 
 def _speaker_file(folder: str, name: str) -> Path:
-    """Give the file of a speaker, whose name must be one of a file."""
-    from speechbrain_rev.inference.thresholds import is_name
-
-    if not is_name(name) or name[0] == "." or set(name) & set("/\\"):
-        raise ValueError(
-            f"a speaker's name takes letters, digits and the like, no slash and no dot at "
-            f"its beginning, not {name!r}."
-        )
     return Path(folder, f"{name}.safetensors")
 
 
 def _enrol(parsed: argparse.Namespace) -> None:
     path = _speaker_file(parsed.speakers, parsed.name)
-    check_writable("--speakers", parsed.speakers)
-    check_file("NAME", path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     replaced = ", in the place of an earlier one" if path.exists() else ""
     _pin(parsed)
     speaker = _embedder(parsed).enrol(
@@ -289,46 +262,20 @@ def _enrol(parsed: argparse.Namespace) -> None:
     print(f"speechbrain-rev {words} compares a file with this speaker.")
 
 
-def _enrolled(parsed: argparse.Namespace) -> EnrolledSpeaker:
-    """Read the speaker that verify is given."""
-    from speechbrain_rev.inference import EnrolledSpeaker
-    from speechbrain_rev.inference.untrusted import some_names
-
-    path = _speaker_file(parsed.speakers, parsed.speaker)
-    if not path.exists():
-        known = sorted(one.stem for one in path.parent.glob("*.safetensors"))
-        raise FileNotFoundError(
-            f"--speakers {parsed.speakers} has no speaker {parsed.speaker}: it has "
-            f"{some_names(known)}. Give one of these, or enrol the speaker: speechbrain-rev "
-            f"enrol {parsed.run_folder} {parsed.speaker} FILE --speakers={parsed.speakers}"
-        )
-    return EnrolledSpeaker.load(path)
-
-
 def _verify(parsed: argparse.Namespace) -> None:
-    if (parsed.second is None) == (parsed.speaker is None):
-        raise ValueError(
-            "verify compares A with B or with --speaker=NAME: give one of the two."
-        )
-    if (parsed.speaker is None) != (parsed.speakers is None):
-        raise ValueError("--speaker=NAME and --speakers=FOLDER go together: give both.")
-    enrolled = None if parsed.speaker is None else _enrolled(parsed)
+    from speechbrain_rev.inference import EnrolledSpeaker, read_cohort
+
+    other = parsed.second
+    if parsed.speaker is not None:
+        other = EnrolledSpeaker.load(_speaker_file(parsed.speakers, parsed.speaker))
     _pin(parsed)
     cohort = None
     if parsed.as_norm:
-        from speechbrain_rev.inference import read_cohort
-
         cohort = read_cohort(parsed.run_folder, revision=parsed.revision)
     embedder = _embedder(parsed)
-    if enrolled is not None:
-        from speechbrain_rev.inference.archive import check_same
-
-        remedy = "Enrol the speaker again, or give the model and precision of enrol."
-        what = f"The speaker {parsed.speaker}"
-        check_same(what, enrolled.fingerprint, embedder.fingerprint, remedy)
     verdict = embedder.verify(
         parsed.first,
-        parsed.second if enrolled is None else enrolled,
+        other,
         channels=parsed.channels,
         window=parsed.window,
         threshold=_threshold(parsed.threshold, embedder),

@@ -51,14 +51,9 @@ class ArgumentParser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Parse as argparse does, options spelled as they were added; refuse others."""
         given = list(sys.argv[1:] if args is None else args)
-        # What follows -- is no option.
+        # Arguments after -- are no options.
         end = given.index("--") if "--" in given else len(given)
         given[:end] = map(self._as_added, given[:end])
-        for argument in given[:end]:
-            option, _, value = argument.partition("=")
-            if option.startswith("--") and value == "--":
-                # argparse of Python before 3.13 makes an empty list of it.
-                self.error(f"argument {option}: expected one argument, not --")
         parsed, others = super().parse_known_args(given, namespace)
         if others:
             # Not left to the parser above, which does not know this one's options.

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.catalog import ListedEncoder, ModelsReport, Training, select
+from speechbrain_rev.catalog import ListedEncoder, Training, select
 from speechbrain_rev.catalog.counts import counted_peaks
 from speechbrain_rev.catalog.table import EPOCHS, MODES
+from speechbrain_rev.cli.encoders import models_notes
 from speechbrain_rev.devices import parse_card
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.sizes import GB, GIB, MB, MIB
@@ -405,8 +406,8 @@ def models(names: Sequence[str] = ()) -> str:
         "in the fastest mode that fits."
     )
     table = markdown([_model(model) for model in selected])
-    sources = ModelsReport(selected).sources.values()
-    return "\n\n".join([table, heads, folded("Where these figures are from", *sources)])
+    notes = models_notes(selected[0])
+    return "\n\n".join([table, heads, folded("Where these figures are from", *notes)])
 
 
 def _model(model: ListedEncoder) -> dict[str, str]:
@@ -418,15 +419,14 @@ def _model(model: ListedEncoder) -> dict[str, str]:
     }
     counted = [mode for mode in MODES if any(mode in key for key in counted_peaks())]
     for mode in counted:
-        size = model.bytes_per_utterance(mode, 200)
+        size = model.figure("bytes_per_utterance", mode)
         row[f"MiB {mode}"] = "" if size is None else f"{size / MIB:.1f}"
     for mode in counted:
-        batch = model.largest_batch(mode)
+        batch = model.figure("largest_batch", mode)
         # Bold is what the question asks for.
         shown = f"**{batch}**" if batch is not None and batch >= BATCH else batch
         row[f"batch {mode}"] = "" if shown is None else str(shown)
-    days = model.least_days
-    return row | {"days": "" if days is None else f"{days:.0f}"}
+    return row | {"days": "" if model.days is None else f"{model.days:.0f}"}
 
 
 def paper() -> str:

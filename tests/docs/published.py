@@ -7,10 +7,10 @@ its setting. The README's tables and those of other pages are written by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from speechbrain_rev.catalog.columns import Column, Row
 from speechbrain_rev.catalog.counts import counted_with
 from speechbrain_rev.catalog.table import (
     CARD_BYTES,
@@ -30,6 +30,7 @@ from tests.docs.reproduced import (
 )
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+Row = TypeVar("Row")
 PAGE, PICTURE = DOCS / "PUBLISHED.md", DOCS / "published.png"
 
 
@@ -115,13 +116,11 @@ def _reserve() -> str:
     )
 
 
-def _beside(columns: Sequence[Column[Row]], rows: Sequence[Row], note: str) -> str:
+def _beside(
+    columns: Mapping[str, Callable[[Row], str]], rows: Sequence[Row], note: str
+) -> str:
     """Write columns of text as markdown."""
-    heads = [f"{column.group}: {column.head}".lstrip(": ") for column in columns]
-    cells = [
-        dict(zip(heads, (column.cell(row) for column in columns), strict=True))
-        for row in rows
-    ]
+    cells = [{head: text(row) for head, text in columns.items()} for row in rows]
     return "\n\n".join([markdown(cells), note])
 
 
@@ -145,39 +144,36 @@ def _ratio(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}"
 
 
-_MEMORY, _BATCH, _COMPARED = "memory per utterance", "largest batch", "compared"
-_EER = "published EER"
-
-TRAINING_COLUMNS: list[Column[ReproducedTraining]] = [
-    Column("", "encoder", _encoder),
-    Column("", "type", lambda r: r.row.type if r.row.reversible else "-"),
-    Column("param., M", "publ.", lambda r: f"{r.row.published_params_m:.1f}"),
-    Column("param., M", "here", lambda r: f"{r.row.parameters / 1e6:.2f}"),
-    Column(_MEMORY, "publ., GB", lambda r: f"{r.published.memory_gb:g}"),
-    Column(_MEMORY, "here, MiB", lambda r: f"{r.memory_gb * GB / MIB:.1f}"),
-    Column("ratio", "publ.", lambda r: _ratio(r.published.ratio)),
-    Column("ratio", "here", lambda r: _ratio(r.ratio)),
-    Column(_BATCH, "publ.", lambda r: str(r.published.max_batch)),
-    Column(_BATCH, "here", lambda r: str(r.max_batch)),
-    Column(_COMPARED, "publ.", lambda r: _compared(r, 0)),
-    Column(_COMPARED, "here", lambda r: _compared(r, 1)),
-    Column(_EER, "O", lambda r: f"{r.published.vox1_o_eer:.2f}"),
-    Column(_EER, "E", lambda r: f"{r.published.vox1_e_eer:.2f}"),
-    Column(_EER, "H", lambda r: f"{r.published.vox1_h_eer:.2f}"),
-]
+TRAINING_COLUMNS: dict[str, Callable[[ReproducedTraining], str]] = {
+    "encoder": _encoder,
+    "type": lambda r: r.row.type if r.row.reversible else "-",
+    "param., M: publ.": lambda r: f"{r.row.published_params_m:.1f}",
+    "param., M: here": lambda r: f"{r.row.parameters / 1e6:.2f}",
+    "memory per utterance: publ., GB": lambda r: f"{r.published.memory_gb:g}",
+    "memory per utterance: here, MiB": lambda r: f"{r.memory_gb * GB / MIB:.1f}",
+    "ratio: publ.": lambda r: _ratio(r.published.ratio),
+    "ratio: here": lambda r: _ratio(r.ratio),
+    "largest batch: publ.": lambda r: str(r.published.max_batch),
+    "largest batch: here": lambda r: str(r.max_batch),
+    "compared: publ.": lambda r: _compared(r, 0),
+    "compared: here": lambda r: _compared(r, 1),
+    "published EER: O": lambda r: f"{r.published.vox1_o_eer:.2f}",
+    "published EER: E": lambda r: f"{r.published.vox1_e_eer:.2f}",
+    "published EER: H": lambda r: f"{r.published.vox1_h_eer:.2f}",
+}
 
 _CARDS = f"GPUs for {TOTAL_BATCH}"
 
-CARDS_COLUMNS: list[Column[ReproducedCards]] = [
-    Column("", "encoder", lambda r: r.name),
-    Column(_CARDS, "publ.", lambda r: str(r.published.cards)),
-    Column(_CARDS, "here", lambda r: str(r.cards)),
-    Column(_CARDS, "recompute", lambda r: str(r.cards_recomputed)),
-    Column(_BATCH, "here", lambda r: str(r.max_batch)),
-    Column(_BATCH, "recompute", lambda r: str(r.max_batch_recomputed)),
-    Column("published", "days", lambda r: str(r.published.days)),
-    Column("published", "EER", lambda r: f"{r.published.vox1_h_eer:.2f}"),
-]
+CARDS_COLUMNS: dict[str, Callable[[ReproducedCards], str]] = {
+    "encoder": lambda r: r.name,
+    f"{_CARDS}: publ.": lambda r: str(r.published.cards),
+    f"{_CARDS}: here": lambda r: str(r.cards),
+    f"{_CARDS}: recompute": lambda r: str(r.cards_recomputed),
+    "largest batch: here": lambda r: str(r.max_batch),
+    "largest batch: recompute": lambda r: str(r.max_batch_recomputed),
+    "published: days": lambda r: str(r.published.days),
+    "published: EER": lambda r: f"{r.published.vox1_h_eer:.2f}",
+}
 
 
 if __name__ == "__main__":

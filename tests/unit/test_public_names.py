@@ -16,7 +16,7 @@ PACKAGE = Path(speechbrain_rev.__file__).parent
 
 PUBLIC = {
     "catalog": {
-        "ListedEncoder", "ModelsReport", "Training", "counted_peaks", "select",
+        "ListedEncoder", "Training", "counted_peaks", "select",
     },
     "cli": {"ArgumentParser", "main", "run_script"},
     "compression": {

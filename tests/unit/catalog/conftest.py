@@ -4,12 +4,10 @@ import pytest
 
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture, architecture
 from speechbrain_rev.catalog import Training
-from speechbrain_rev.catalog.breakdown import before_and_after, before_and_planned
+from speechbrain_rev.catalog.breakdown import before_and_after
 from speechbrain_rev.catalog.plans import plan_encoders, sweep_encoder
 from speechbrain_rev.devices import parse_card
 from speechbrain_rev.sizes import GIB
-
-from .builders import planned_as
 
 
 @pytest.fixture(scope="session")
@@ -36,9 +34,8 @@ def pairs():
 
 @pytest.fixture(scope="session")
 def staged():
-    """A breakdown by stages, before and as planned."""
-    training = Training(4 * GIB, batch=16, frames=200)
-    return before_and_planned(planned_as("resnet34", training, 10**9), stages=True)
+    """A breakdown by stages, before and after."""
+    return before_and_after("resnet34", batch=16, frames=200, stages=True)
 
 
 @pytest.fixture

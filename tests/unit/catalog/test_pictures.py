@@ -75,7 +75,7 @@ def test_the_picture_of_stages_has_a_bar_for_each(staged, drawn):
         assert bar.parts["held"] == max(0, stage.held_bytes)
         assert bar.parts["optimizer_states"] == stage.optimizer_states_bytes
     assert bars[0].group == "resnet34, store, sgd 32 bit"
-    assert bars[-1].group == "resnet34, plan, sgd 8 bit"
+    assert bars[-1].group == "resnet34, store, sgd 8 bit"
 
 
 def test_a_picture_has_the_format_of_its_ending_and_others_are_refused(pairs, tmp_path):
