@@ -106,15 +106,15 @@ def stage_memory(
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for block, mode in encoder.block_modes().items():
         counts[stage_of(block)][mode.value] += 1
-    own: dict[str, nn.Module | None] = {"input": None, "stem": encoder.stem}
-    own |= {f"stage {i + 1}": stage for i, stage in enumerate(encoder.stages)}
-    own["pooling, embedding"] = nn.ModuleList([encoder.pooling, encoder.fc])
+    modules: dict[str, nn.Module | None] = {"input": None, "stem": encoder.stem}
+    modules |= {f"stage {i + 1}": stage for i, stage in enumerate(encoder.stages)}
+    modules["pooling, embedding"] = nn.ModuleList([encoder.pooling, encoder.fc])
     if classifier is not None:
-        own["classifier"] = classifier
+        modules["classifier"] = classifier
     weights, gradients, states = _Growing(), _Growing(), _Growing()
     measured, held = [], 0
-    for name, (end, peak) in _activations(trace, list(own)).items():
-        module = own[name] or nn.Module()
+    for name, (end, peak) in _activations(trace, list(modules)).items():
+        module = modules[name] or nn.Module()
         parameters = list(module.parameters())
         values = tree_leaves([dict(optimizer.state[p]) for p in parameters])
         measured.append(
@@ -130,7 +130,7 @@ def stage_memory(
             )
         )
         held = end
-    counted = {p for module in own.values() if module for p in module.parameters()}
+    counted = {p for module in modules.values() if module for p in module.parameters()}
     if counted >= optimizer.state.keys():
         # A few bytes of the buffers of 8-bit states belong to no parameter.
         rest = state_bytes(optimizer) - states.bytes

@@ -157,12 +157,12 @@ class PlannedEncoder:
         assert self.counted_bytes is not None
         training, row = self.model.training, self.model.row
         assert training.card_bytes is not None
-        left = training.step_budget_bytes(row)
+        budget_bytes = training.step_budget_bytes(row)
         fixed = sum(training.fixed_bytes(row, training.batch).values())
         return Plan(
             modes=self.modes,
             channels=list(self.channels),
-            budget_bytes=left,
+            budget_bytes=budget_bytes,
             predicted_bytes=self.predicted_bytes,
             measured_bytes=self.counted_bytes,
             seconds=self.seconds,
@@ -170,7 +170,7 @@ class PlannedEncoder:
                 **self.about,
                 "device": f"a GPU of {card_text(training.card_bytes)}",
                 PLANNED_CARD: str(training.card_bytes),
-                **shares(training.card_bytes, fixed, left),
+                **shares(training.card_bytes, fixed, budget_bytes),
             },
         )
 
@@ -180,8 +180,10 @@ def _chunk_bytes(row: Architecture, channels: Channels) -> int | None:
     if not any(channels):
         return None
     sizes = [size for size in (*CHUNKS, *SMALL_CHUNKS) if size is not None]
-    made = {size: channels_at_the_peak(size, row, row.geometry()) for size in sizes}
-    return next((size for size in sizes if made[size] == list(channels)), None)
+    channels_of = {
+        size: channels_at_the_peak(size, row, row.geometry()) for size in sizes
+    }
+    return next((size for size in sizes if channels_of[size] == list(channels)), None)
 
 
 def plan_encoders(
@@ -232,7 +234,7 @@ def plan_encoders(
 
 def _planned(model: ListedEncoder, *, counted: bool) -> PlannedEncoder:
     step = encoder_step(model.row, model.training, speed=model.speed)
-    left = model.training.step_budget_bytes(model.row)
+    budget_bytes = model.training.step_budget_bytes(model.row)
     whole = step.channels[0][0]
     with step.training():
         profiler = profiler_of(step)
@@ -242,16 +244,18 @@ def _planned(model: ListedEncoder, *, counted: bool) -> PlannedEncoder:
         modes: Mapping[str, str] = stored.uniform(Mode.STORE)
         stored_seconds = stored.seconds(modes)
         profile, channels, counted_bytes = stored, whole, None
-        fits = stored.peak_bytes(modes) <= left
+        fits = stored.peak_bytes(modes) <= budget_bytes
         if fits and counted:
-            modes, counted_bytes = _counted(profiler, profile, channels, left)
-            fits = counted_bytes <= left
+            modes, counted_bytes = _counted(profiler, profile, channels, budget_bytes)
+            fits = counted_bytes <= budget_bytes
         if not fits:
-            chosen = choose(profiler, left)
+            chosen = choose(profiler, budget_bytes)
             assert chosen.channels is not None
             profile, channels, modes = chosen.profile, chosen.channels, chosen.modes
             if counted:
-                modes, counted_bytes = _counted(profiler, profile, channels, left)
+                modes, counted_bytes = _counted(
+                    profiler, profile, channels, budget_bytes
+                )
     return PlannedEncoder.of(
         model, profile, channels, modes, counted_bytes, stored_seconds
     )

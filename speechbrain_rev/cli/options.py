@@ -182,8 +182,8 @@ def counted_note(training: Training) -> str:
 def card_note(card_bytes: int) -> str:
     """Name the memory of a GPU, its reserve, and what that leaves."""
     reserved = reserve_of(card_bytes)
-    left = card_text(max(0, card_bytes - reserved))
-    return f"{card_text(card_bytes)}, {reserve_text(reserved)}, {left} left"
+    rest = card_text(max(0, card_bytes - reserved))
+    return f"{card_text(card_bytes)}, {reserve_text(reserved)}, {rest} left"
 
 
 def days_note(speed: Speed) -> str:

@@ -124,8 +124,8 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _counts(modes: Iterable[str]) -> str:
     """Write how many blocks have each mode, as "store 9, reconstruct 8"."""
-    given = list(modes)
-    return ", ".join(f"{m.value} {given.count(m)}" for m in Mode if m in given)
+    names = list(modes)
+    return ", ".join(f"{m.value} {names.count(m)}" for m in Mode if m in names)
 
 
 def _plan(parsed: argparse.Namespace) -> None:

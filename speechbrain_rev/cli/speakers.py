@@ -257,9 +257,9 @@ def _enrol(parsed: argparse.Namespace) -> None:
     print(
         f"{path}: {parsed.name}, known by {count} utterance{'s' * (count > 1)}{replaced}"
     )
-    given = [f"--speaker={parsed.name}", f"--speakers={parsed.speakers}"]
-    words = shlex.join(["verify", parsed.run_folder, "FILE", *given])
-    print(f"speechbrain-rev {words} compares a file with this speaker.")
+    options = [f"--speaker={parsed.name}", f"--speakers={parsed.speakers}"]
+    command = shlex.join(["verify", parsed.run_folder, "FILE", *options])
+    print(f"speechbrain-rev {command} compares a file with this speaker.")
 
 
 def _verify(parsed: argparse.Namespace) -> None:
