@@ -24,6 +24,7 @@ from .corpus import (
     VoxCelebFolder,
     audio_below,
     audio_files,
+    find_audio,
     located,
     read_ahead,
 )
@@ -281,7 +282,7 @@ class JoinedCorpus(Corpus):
         having = []
         for key, corpus in self.members.items():
             path, error = located(corpus, name)
-            if error is None and audio_exists(path):
+            if error is None and find_audio(path):
                 having.append((key, corpus, name))
         if len(having) > 1:
             keys = [key for key, *_ in having]
@@ -578,7 +579,7 @@ class ListedFiles:
 
 
 def find_files(corpus: Corpus, names: Collection[str]) -> ListedFiles:
-    """Find the files that a list names.
+    """Find the files that a list names, or those of another extension if they alone are there.
 
     Parameters
     ----------
@@ -591,9 +592,13 @@ def find_files(corpus: Corpus, names: Collection[str]) -> ListedFiles:
     -------
     ListedFiles
     """
+    # Rows of a manifest name their files exactly.
+    names_are_paths = any(part.speakers_in_names for part in corpus.parts().values())
 
     def look(name: str) -> tuple[Path, OutsideError | None, bool]:
         path, error = located(corpus, name)
+        if error is None and names_are_paths:
+            path = find_audio(path) or path
         return path, error, audio_exists(path)
 
     looked = dict(zip(names, read_ahead(look, names), strict=True))

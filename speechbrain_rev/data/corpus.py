@@ -657,7 +657,7 @@ class VoxCelebFolder(Corpus):
         return self.known_as
 
     def locate(self, name: str) -> Path:
-        """Give the file of a name, or the one of another extension if it alone is there.
+        """Give the file of a name.
 
         Parameters
         ----------
@@ -674,8 +674,7 @@ class VoxCelebFolder(Corpus):
             If it leads out of the folder, and ``outside_files`` is off.
         """
         whole = self.root if self.folder is None else self.folder
-        path = inside(self.root, name, within=None if self.outside_files else whole)
-        return path if audio_exists(path) else other_extension(path) or path
+        return inside(self.root, name, within=None if self.outside_files else whole)
 
     def speaker(self, name: str) -> str | None:
         """Give the speaker of a name, the first folder unless `speaker_from` differs.
@@ -860,8 +859,10 @@ def sorted_out(
             yield path, Cause.HIDDEN if hidden else cause
 
 
-def other_extension(path: Path) -> Path | None:
-    """Find a file of another extension that a path of audio may mean; None if none is."""
+def find_audio(path: Path) -> Path | None:
+    """Find the file of a path, or one of another extension of audio; None if none is."""
+    if audio_exists(path):
+        return path
     if path.suffix.lower() not in AUDIO_SUFFIXES + OTHER_SUFFIXES:
         return None
     for suffix in (*AUDIO_SUFFIXES, *(s.upper() for s in AUDIO_SUFFIXES)):

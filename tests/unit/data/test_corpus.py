@@ -9,7 +9,7 @@ from threading import Barrier, Event, Timer
 import pytest
 
 import speechbrain_rev
-from speechbrain_rev.data import VoxCelebFolder, audio_files
+from speechbrain_rev.data import VoxCelebFolder, audio_files, open_corpus
 from speechbrain_rev.data.corpora import find_files
 from speechbrain_rev.data.corpus import THREADS, OutsideError, read_ahead
 from speechbrain_rev.data.listing import refuse_one_folder_twice, same_speakers
@@ -144,7 +144,17 @@ def test_another_extension_is_taken_where_the_named_file_is_missing(root):
         ("7.wav", "7.wav"),
         ("5.txt", "5.txt"),
     ):
-        assert corpus.locate(f"id1/s0/{name}") == root / "id1/s0" / there
+        files = find_files(corpus, [f"id1/s0/{name}"])
+        (path,) = (files.paths or files.missing).values()
+        assert path == root / "id1/s0" / there
+
+
+def test_another_extension_is_looked_up_in_each_of_several_corpora(tmp_path):
+    for folder, name in (("a", "id1/s0/0.wav"), ("b", "id2/s0/5.flac")):
+        write(tmp_path / folder / "wav", name)
+    corpus = open_corpus([str(tmp_path / "a"), str(tmp_path / "b")])
+    files = find_files(corpus, ["id2/s0/5.wav", "b/id2/s0/5.wav"])
+    assert {*files.paths.values()} == {tmp_path / "b/wav/id2/s0/5.flac"}
 
 
 def test_files_of_a_list_are_there_renamed_missing_or_outside(root):
