@@ -226,7 +226,7 @@ def test_a_run_that_is_extended_is_none_to_start_from_or_to_take_rates_of(
 def test_a_save_folder_that_is_a_file_is_refused(again, tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "save").touch()
-    with pytest.raises(OSError, match=r"save_folder: .* written to .it is a file"):
+    with pytest.raises(OSError, match=r"save_folder: .* written to .File exists"):
         again(output_folder=tmp_path / "new")
 
 
