@@ -182,4 +182,6 @@ def refusal(profiler: Profiler, budget_bytes: int, peak_bytes: int) -> Infeasibl
     chosen = choose(profiler, -1, is_timed=False)
     if profiler.probe is not None and chosen.profile.is_heavier_for_limit():
         helps.append(f"more than max_gradient_error={profiler.probe.limit:g}")
-    return refused.with_remedy(f"{' '.join(words)} What helps: {'; '.join(helps)}.")
+    if helps:
+        words.append(f"What helps: {'; '.join(helps)}.")
+    return refused.with_remedy(" ".join(words))
