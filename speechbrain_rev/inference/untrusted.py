@@ -25,6 +25,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from speechbrain_rev.lobes.description import weights_in
 from speechbrain_rev.lobes.pretrained import state_dict_in
 
 _RUN = (
@@ -644,6 +645,7 @@ def check_tensors(
     ValueError
         If a tensor is missing, surplus, of another shape or type, or not finite.
     """
+    state_dict, expected = weights_in(state_dict), weights_in(expected)
     wrong = [f"{name} is missing" for name in expected if name not in state_dict]
     wrong += [
         f"{quoted(name)} is surplus" for name in state_dict if name not in expected

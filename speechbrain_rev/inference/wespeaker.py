@@ -28,6 +28,7 @@ from speechbrain_rev.inference.run_folder import (
 )
 from speechbrain_rev.inference.untrusted import load_tensors, plain_values, some_names
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.description import weights_in
 from speechbrain_rev.lobes.pretrained import unwrapped
 from speechbrain_rev.whole_files import check_path, write_whole
 
@@ -124,7 +125,7 @@ def to_wespeaker(
     ['bn1.bias', 'bn1.num_batches_tracked', 'bn1.running_mean']
     """
     names = _names(settings)
-    _check(state_dict, {ours: shape for ours, (_, shape) in names.items()})
+    _check(weights_in(state_dict), {ours: shape for ours, (_, shape) in names.items()})
     return {theirs: state_dict[ours].detach() for ours, (theirs, _) in names.items()}
 
 
@@ -199,7 +200,7 @@ def _names(settings: Mapping[str, Any]) -> dict[str, tuple[str, torch.Size]]:
         raise ValueError(
             f"n_mels is {encoder.n_mels}; WeSpeaker's ResNets take multiples of 8."
         )
-    ours = encoder.state_dict()
+    ours = weights_in(encoder.state_dict())
     names = {name: (_their_name(name), tensor.shape) for name, tensor in ours.items()}
     assert len({theirs for theirs, _ in names.values()}) == len(names)
     return names
