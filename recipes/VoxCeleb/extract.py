@@ -25,8 +25,9 @@ from speechbrain_rev.inference.evaluation import (
     channels_of_run,
     extract,
     files_of_run,
-    unfinished,
 )
+from speechbrain_rev.inference.runs import standing
+from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.processes import joined, own_device
 
 EXAMPLES = (
@@ -106,7 +107,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             channels=channels_of_run(options.run_folder),
             place=place,
         )
-    if place.is_main and (early := unfinished(options.run_folder)):
+    run = options.run_folder
+    if place.is_main and (early := standing(run, read_weights(run))):
         print(early)
     for path, archive in made.items():
         utterances, dim = archive.embeddings.shape

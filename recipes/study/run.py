@@ -47,7 +47,7 @@ from speechbrain_rev.inference.evaluation import (
     score,
     trial_files,
 )
-from speechbrain_rev.inference.run_folder import read_settings
+from speechbrain_rev.inference.runs import record_of
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.whole_files import digest_of, read_rows, write_whole
 
@@ -365,8 +365,9 @@ def score_baselines(
     """
     manifest = run / "save" / "train.csv"
     speakers = {item.ID: item.spk_id for item in read_manifest(manifest)}
-    sizes = read_settings(run, ["n_mels", "sample_rate"])
-    top_n = read_settings(run, ["cohort_top_n"])["cohort_top_n"]
+    settings = record_of(run).settings
+    sizes = {name: settings[name] for name in ("n_mels", "sample_rate")}
+    top_n = settings["cohort_top_n"]
     for name, with_mean in figures.BASELINES.items():
         folder = study.baseline_folder(name)
         if (folder / figures.SCORED).is_file():

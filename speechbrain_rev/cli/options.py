@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from speechbrain_rev.devices import usable_cpus
 from speechbrain_rev.heads import HEAD, HEAD_OF, Head
@@ -101,6 +102,23 @@ def add_head(command: argparse._ActionsContainer) -> None:
         default=HEAD.loss,
         help=f"its loss (default: {HEAD.loss})",
     )
+
+
+def add_encoder(command: argparse._ActionsContainer) -> None:
+    """Let a subcommand take weights that do not say of which encoder they are."""
+    command.add_argument(
+        "--encoder",
+        metavar="JSON",
+        type=_encoder,
+        help="of weights that do not say it: name, front_end and what else build_encoder "
+        'takes, as \'{"name": "resnet34", "front_end": {"kind": "speechbrain", '
+        '"sample_rate": 16000}}\'',
+    )
+
+
+def _encoder(text: str) -> dict[str, Any]:
+    # argparse reports what is no JSON, and names the option.
+    return dict(json.loads(text))
 
 
 def head_of_options(parsed: argparse.Namespace) -> Head:

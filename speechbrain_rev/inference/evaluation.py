@@ -33,16 +33,11 @@ from speechbrain_rev.inference import (
 )
 from speechbrain_rev.inference.audio import Channels
 from speechbrain_rev.processes import ALONE, ProcessPlace, shared_rows
-from speechbrain_rev.whole_files import sums_in, write_whole
+from speechbrain_rev.whole_files import write_whole
 
-from .run_folder import (
-    LAST_WEIGHTS,
-    RESULTS,
-    WEIGHTS,
-    read_results,
-    read_settings,
-    read_weights,
-)
+from .runs import record_of, standing
+from .thresholds import RESULTS, read_results
+from .trained import read_weights
 from .verification import EMBEDDINGS as COHORT
 from .verification import check_fresh
 
@@ -291,10 +286,7 @@ def files_of_run(
     FileNotFoundError
         If a list does not exist.
     """
-    folders = "data_folder", "trials_folder"
-    settings = read_settings(
-        run, ("trial_lists", *folders, "any_extension", "outside_files")
-    )
+    settings = record_of(run).settings
     allowed = {
         "any_extension": any_extension or settings["any_extension"],
         "outside_files": outside_files or settings["outside_files"],
@@ -327,7 +319,7 @@ def channels_of_run(run: Path) -> Channels:
     -------
     "mean" or int
     """
-    channel = read_settings(run, ("channel",))["channel"]
+    channel = record_of(run).settings["channel"]
     return channel if isinstance(channel, int) else "mean"
 
 
@@ -564,35 +556,6 @@ def _earlier_rows(
     return [], " and ".join(dict.fromkeys(row["trials"] for row in rows))
 
 
-def unfinished(folder: Path) -> str:
-    """Say which weights a run of our recipe has that has not come to its end.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Its ``output_folder``.
-
-    Returns
-    -------
-    str
-        A sentence; empty for a finished run, and for one whose checksums were deleted.
-
-    Example
-    -------
-    >>> unfinished(Path("results/new"))
-    'results/new is not finished: its weights are those of the newest checkpoint.'
-    """
-    if not (folder / WEIGHTS).exists():
-        return (
-            f"{folder} is not finished: its weights are those of the newest checkpoint."
-        )
-    # Whoever takes changed lists as they are deletes the checksums.
-    sums = sums_in(folder / "save")
-    if sums and LAST_WEIGHTS not in sums:
-        return f"{folder} is not finished: its weights are those of an earlier end."
-    return ""
-
-
 def score_run(
     run: Path,
     *,
@@ -630,10 +593,13 @@ def score_run(
     FileNotFoundError
         If there are no embeddings, or a list does not exist.
     """
-    settings = read_settings(run, ("trial_lists", "cohort_top_n", "data_folder"))
-    current = read_weights(run).fingerprint
+    settings, weights = record_of(run).settings, read_weights(run)
     for name in (TRIALS, COHORT):
-        check_fresh(run / name, EmbeddingArchive.load(run / name).fingerprint, current)
+        check_fresh(
+            run / name,
+            EmbeddingArchive.load(run / name).fingerprint,
+            weights.fingerprint,
+        )
     report = score(
         run,
         lists_of(trials, settings, data_folder),
@@ -643,7 +609,7 @@ def score_run(
         replicates=replicates,
         place=place,
     )
-    early = unfinished(run)
+    early = standing(run, weights)
     if report is None or not early:
         return report
     return replace(report, remarks=(early, *report.remarks))

@@ -15,17 +15,17 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from speechbrain_rev.inference.model_folder import read_summed
-from speechbrain_rev.inference.run_folder import RESULTS, by_our_recipe, read_results
-from speechbrain_rev.inference.untrusted import short, strict_json
+from speechbrain_rev.inference.untrusted import read_own, short, strict_json
 from speechbrain_rev.scoring import MEASURES
+from speechbrain_rev.whole_files import check_sum
 
 #: How a score is made: the cosine of two embeddings, or that normalised by a cohort.
 Normalisation: TypeAlias = Literal["cosine", "as_norm"]
 
-THRESHOLDS = "thresholds.json"
-#: Of such a file.
-MAX_THRESHOLDS_BYTES = 1_000_000
+#: Thresholds of an exported model, and the results of a run.
+THRESHOLDS, RESULTS = "thresholds.json", "scores/results.json"
+
+_MAX_BYTES = 1_000_000
 
 # The measure whose threshold is taken where none is named.
 _USUAL = MEASURES["eer"]
@@ -41,6 +41,76 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "impostors": (int,),
     "eer": (float, int),
 }
+
+
+def read_results(folder: Path) -> dict[str, Any] | None:
+    """Read a run's results.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The run's.
+
+    Returns
+    -------
+    dict or None
+        None if it was not scored. Else ``model``, the fingerprint, a text;
+        ``subtract_mean``, a truth value; ``results``, mappings of texts ``trials`` and
+        ``method`` to begin with, and of numbers by the keys of ``MEASURES``; ``cohort``,
+        of integers ``speakers`` and ``top_n``.
+
+    Raises
+    ------
+    ValueError
+        If the file is anything else, or leads out of the folder.
+    """
+    if not (folder / RESULTS).exists():
+        return None
+    content = read_own(folder, RESULTS, _MAX_BYTES)
+    try:
+        report = strict_json(content)
+        _check(report)
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / RESULTS} is not what recipes/VoxCeleb/score.py writes ({error}). "
+            "Run it again, or remove the file."
+        ) from error
+    assert isinstance(report, dict)
+    return report
+
+
+def _check(report: object) -> None:
+    """Refuse what users of the results would stumble over."""
+    if not isinstance(report, dict) or type(report.get("model")) is not str:
+        raise ValueError("it does not say of which model it is")
+    if type(report.get("subtract_mean")) is not bool:
+        raise ValueError(f"subtract_mean is {short(report.get('subtract_mean'))}")
+    rows = report.get("results")
+    if not isinstance(rows, list):
+        raise ValueError(f"results are {short(rows)}")
+    for row in rows:
+        texts = isinstance(row, dict) and [row.get(n) for n in ("trials", "method")]
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"a result is {short(row)}")
+        _check_figures(row)
+    cohort = report.get("cohort")
+    names = ("speakers", "top_n")
+    counts = [cohort.get(n) for n in names] if isinstance(cohort, dict) else [None]
+    if not all(type(count) is int and count >= 1 for count in counts):
+        raise ValueError(f"cohort is {short(cohort)}")
+
+
+def _check_figures(row: Mapping[str, Any]) -> None:
+    """Refuse measures that are no numbers, and intervals that are no two of them."""
+    for measure in MEASURES.values():
+        figure, bounds = measure.figure(row), measure.figure(row, "_95")
+        if type(figure) not in (int, float, type(None)):
+            raise ValueError(f"{measure.name} is {short(figure)}")
+        pair = isinstance(bounds, list) and len(bounds) == 2
+        if bounds is not None and not (
+            pair and all(type(b) in (int, float) for b in bounds)
+        ):
+            raise ValueError(f"{measure.name}_95 is {short(bounds)}")
 
 
 @dataclass(frozen=True)
@@ -304,30 +374,47 @@ def as_json(thresholds: Sequence[Threshold]) -> str:
     return json.dumps({"thresholds": listed}, indent=2, allow_nan=False) + "\n"
 
 
-def read_thresholds(folder: Path) -> Thresholds:
-    """Read the thresholds that travel with an exported model.
+def read_thresholds(folder: Path, fingerprint: str) -> Thresholds:
+    """Read the thresholds of a model: those that travel with it, or a run's results.
 
     Parameters
     ----------
     folder : pathlib.Path
         The model's.
+    fingerprint : str
+        Of its weights.
 
     Returns
     -------
     Thresholds
-        None, and why, if it has no such file.
+        None, and why, if it was not scored with these weights.
 
     Raises
     ------
     ValueError
-        If the file is anything else than export writes.
+        If a file is anything else than export or score.py write.
     """
-    if not (folder / THRESHOLDS).exists():
+    if (folder / THRESHOLDS).exists():
+        return _read(folder)
+    report = read_results(folder)
+    if report is None:
         return Thresholds(
-            missing=f"The model has no {THRESHOLDS}: its run was not scored before it was "
-            "exported."
+            missing=f"The model has neither {THRESHOLDS} nor {RESULTS}: "
+            "recipes/VoxCeleb/extract.py and score.py make these of runs of "
+            "recipes/VoxCeleb/train.py, and export takes them along."
         )
-    content = read_summed(folder, THRESHOLDS, MAX_THRESHOLDS_BYTES)
+    if report["model"] != fingerprint:
+        return Thresholds(
+            missing=f"{RESULTS} is of other weights than the run has now: run "
+            "recipes/VoxCeleb/extract.py and score.py again."
+        )
+    return thresholds_of(report)
+
+
+def _read(folder: Path) -> Thresholds:
+    """Read thresholds.json."""
+    content = read_own(folder, THRESHOLDS, _MAX_BYTES)
+    check_sum(folder / THRESHOLDS)
     try:
         read = strict_json(content)
         if not isinstance(read, dict) or list(read) != ["thresholds"]:
@@ -345,45 +432,6 @@ def read_thresholds(folder: Path) -> Thresholds:
             f"{folder / THRESHOLDS} holds no thresholds ({error}). Download the folder "
             "again, or remove the file to use the model without them."
         ) from error
-
-
-def run_thresholds(folder: Path, fingerprint: str) -> Thresholds:
-    """Read the thresholds that score.py measured for a run.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        The run's.
-    fingerprint : str
-        Of its weights.
-
-    Returns
-    -------
-    Thresholds
-        None, and why, if it was not scored with these weights.
-
-    Raises
-    ------
-    ValueError
-        If the file is not what score.py writes.
-    """
-    report = read_results(folder)
-    if report is None:
-        whose = (
-            ""
-            if by_our_recipe(folder)
-            else " of runs of recipes/VoxCeleb/train.py alone"
-        )
-        return Thresholds(
-            missing=f"The run has no {RESULTS}: recipes/VoxCeleb/extract.py and score.py "
-            f"make it{whose}."
-        )
-    if report["model"] != fingerprint:
-        return Thresholds(
-            missing=f"{RESULTS} is of other weights than the run has now: run "
-            "recipes/VoxCeleb/extract.py and score.py again."
-        )
-    return thresholds_of(report)
 
 
 def _choice(fitting: Sequence[Threshold]) -> str:

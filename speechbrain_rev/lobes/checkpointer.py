@@ -599,7 +599,7 @@ def is_end_of_epoch(checkpoint: Checkpoint) -> bool:
 
 def average_of_last_epochs(
     checkpointer: Checkpointer, name: str, count: int
-) -> dict[str, torch.Tensor]:
+) -> tuple[dict[str, torch.Tensor], list[int]]:
     """Average a module over the checkpoints of the last epochs.
 
     Parameters
@@ -613,8 +613,10 @@ def average_of_last_epochs(
 
     Returns
     -------
-    dict of str to torch.Tensor
+    average : dict of str to torch.Tensor
         A state dict, with the types that the module's own has.
+    epochs : list of int
+        Those that were averaged, in their order.
 
     Raises
     ------
@@ -628,8 +630,9 @@ def average_of_last_epochs(
     >>> for epoch in (1, 2, 3):
     ...     _ = model.weight.data.fill_(epoch)
     ...     _ = checkpointer.save_checkpoint(meta={"epoch": epoch})
-    >>> average_of_last_epochs(checkpointer, "model", 2)["weight"]
-    tensor([2.5000, 2.5000])
+    >>> average, epochs = average_of_last_epochs(checkpointer, "model", 2)
+    >>> average["weight"], epochs
+    (tensor([2.5000, 2.5000]), [2, 3])
     """
     last = checkpointer.find_checkpoints(
         importance_key=lambda checkpoint: checkpoint.meta["epoch"],
@@ -646,7 +649,8 @@ def average_of_last_epochs(
     average = average_checkpoints(last, name, load)
     # Averaging turns counters into floats.
     own = load(last[0].paramfiles[name], map_location="cpu")
-    return {key: value.to(own[key].dtype) for key, value in average.items()}
+    typed = {key: value.to(own[key].dtype) for key, value in average.items()}
+    return typed, sorted(checkpoint.meta["epoch"] for checkpoint in last)
 
 
 def load_finished_run(

@@ -68,9 +68,7 @@ class FrontEnd:
         _check_one_of("kind of front_end", self.kind, FRONT_END_KINDS)
         _check_count("sample_rate of front_end", self.sample_rate)
         _check_count("n_mels of front_end", self.n_mels)
-        _check_one_of(
-            "normalisation of front_end", self.normalisation, NORMALISATIONS
-        )
+        _check_one_of("normalisation of front_end", self.normalisation, NORMALISATIONS)
 
 
 @dataclass(frozen=True)
@@ -140,9 +138,7 @@ class EncoderDescription:
         return torch.tensor(list(text.encode()), dtype=torch.int32, device="cpu")
 
     @classmethod
-    def of_state_dict(
-        cls, state_dict: Mapping[str, Any]
-    ) -> EncoderDescription | None:
+    def of_state_dict(cls, state_dict: Mapping[str, Any]) -> EncoderDescription | None:
         """Read the description that an encoder's state dict has.
 
         Parameters
@@ -210,13 +206,17 @@ def _text(tensor: object) -> str:
     return bytes(int(value) for value in tensor.tolist()).decode()
 
 
-def front_end_of(given: FrontEnd | Mapping[str, Any] | None) -> FrontEnd | None:
+def front_end_of(
+    given: FrontEnd | Mapping[str, Any] | None, n_mels: int
+) -> FrontEnd | None:
     """Take what an encoder was given as its ``front_end``.
 
     Parameters
     ----------
     given : FrontEnd, mapping, or None
         A mapping has the fields of :class:`FrontEnd` by their names.
+    n_mels : int
+        Of the encoder, for a mapping without.
 
     Returns
     -------
@@ -229,7 +229,7 @@ def front_end_of(given: FrontEnd | Mapping[str, Any] | None) -> FrontEnd | None:
 
     Examples
     --------
-    >>> front_end_of({"kind": "kaldi", "sample_rate": 16000, "n_mels": 80})
+    >>> front_end_of({"kind": "kaldi", "sample_rate": 16000}, n_mels=80)
     FrontEnd(kind='kaldi', sample_rate=16000, n_mels=80, normalisation='sentence_mean')
     """
     if given is None or isinstance(given, FrontEnd):
@@ -241,7 +241,7 @@ def front_end_of(given: FrontEnd | Mapping[str, Any] | None) -> FrontEnd | None:
             "known."
         )
     try:
-        return FrontEnd(**given)
+        return FrontEnd(**{"n_mels": n_mels, **given})
     except TypeError as error:
         raise ValueError(f"front_end is {given!r}: {error}.") from error
 

@@ -198,7 +198,7 @@ class SpeakerEncoder(nn.Module):
             embedding_dim=embedding_dim,
             pooling=pooling,
             pooling_variance=pooling_variance,
-            front_end=front_end_of(front_end),
+            front_end=front_end_of(front_end, n_mels),
         )
         self.register_load_state_dict_pre_hook(_described)
         before = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import speechbrain as sb
@@ -16,6 +17,7 @@ from tqdm import tqdm
 
 from speechbrain_rev.data import ChunkBatch
 from speechbrain_rev.inference.running import RepeatedShapes
+from speechbrain_rev.inference.runs import RunFiles, RunRecord
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.checkpointer import is_end_of_epoch, place_in_run
 from speechbrain_rev.scoring import Trials, cosine_trials, eer
@@ -73,8 +75,9 @@ class ValidatedEpochs(CheckedSteps):
     #: Of the batches of validation.
     shapes: RepeatedShapes
     bar: tqdm[Any]
-    #: What is done once a run has recovered, before its first step.
-    on_recovered: Callable[[], object] | None = None
+    #: What happens, and where the run's files are; None where nothing is recorded.
+    record: RunRecord | None = None
+    files: RunFiles | None = None
     #: Those of the epoch that is trained.
     batches: TimedBatches
     #: What runs now; None before the first epoch.
@@ -113,9 +116,11 @@ class ValidatedEpochs(CheckedSteps):
     def on_fit_start(self) -> None:
         """Recover, and log where a run goes on."""
         super().on_fit_start()
-        if self.on_recovered is not None:
-            run_on_main(self.on_recovered)
         done, step = self.hparams.epoch_counter.current, self.step
+        if self.record is not None and self.files is not None:
+            rows = self.epoch_log.rows()
+            self.record = self.record.after([r for r in rows if r["epoch"] <= done])
+            run_on_main(self.files.take_over, args=[self.record])
         if (done or step) and if_main_process():
             epoch = done + 1 if step else done
             logger.info(f"This run goes on {_after(epoch, step)}.")
@@ -260,6 +265,10 @@ class ValidatedEpochs(CheckedSteps):
             num_to_keep=self.hparams.keep_checkpoints,
             ckpt_predicate=is_end_of_epoch,
         )
+        if self.record is not None and not self.debug:
+            self.record = self.record.after(self.epoch_log.rows())
+            folder = Path(self.hparams.output_folder)
+            run_on_main(self.record.write, args=[folder])
 
 
 def _after(epoch: int, step: int) -> str:
