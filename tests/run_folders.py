@@ -9,11 +9,11 @@ import numpy as np
 import soundfile
 import torch
 from speechbrain.dataio.encoder import CategoricalEncoder
+from speechbrain_rev.inference.run_folder import RESULTS, read_weights
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.data import Utterance, write_manifest
 from speechbrain_rev.inference import EmbeddingArchive
-from speechbrain_rev.inference.run_folder import RESULTS, read_weights
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.classifier import CosineClassifier

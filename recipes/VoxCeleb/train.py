@@ -90,7 +90,7 @@ from speechbrain_rev.training import (
     give_modes,
 )
 from speechbrain_rev.training.progress import beginning_log, keep_routine_off_terminal
-from speechbrain_rev.training.run_settings import refuse_own_folder, start_from
+from speechbrain_rev.training.start_from import refuse_own_folder, start_from
 from speechbrain_rev.whole_files import check_writable
 
 DRY_RUN = ("--dry_run", "--dry-run")

@@ -686,7 +686,7 @@ def load_finished_run(
             "checkpoints in save: give the output_folder of a finished run."
         )
     path = newest.path / "classifier.ckpt"
-    check_sum(weights, folder=save)
+    check_sum(weights)
     verify_checkpoint(Checkpoint(newest.path, {}, {"classifier": path}))
     encoder, classifier = (
         torch.load(file, "cpu", weights_only=True) for file in (weights, path)

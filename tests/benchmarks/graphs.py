@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from speechbrain_rev.inference.run_folder import write_run
 from torch import Tensor
 
 from speechbrain_rev.inference import WaveformEncoder, export_graph
-from speechbrain_rev.inference.run_folder import write_run
 from speechbrain_rev.lobes import inference_form
 from tests.corpus import RATE, speak
 

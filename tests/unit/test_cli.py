@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from speechbrain_rev.inference.run_folder import read_weights
 
 from speechbrain_rev import __version__, cli, environment
 from speechbrain_rev.architectures import architecture
@@ -32,7 +33,6 @@ from speechbrain_rev.inference import (
     SpeakerEmbedder,
     export_run,
 )
-from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.sizes import GIB
 from tests.corpus import write_corpus

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 import soundfile
+from speechbrain_rev.inference.run_folder import WEIGHTS
 
 from speechbrain_rev.data import preparation, read_manifest
 from speechbrain_rev.data.preparation import read_prepared, write_missing_sums
-from speechbrain_rev.inference.run_folder import WEIGHTS
 from speechbrain_rev.whole_files import digest_of, sums_in, write_sums
 from tests.corpus import write_corpus
 

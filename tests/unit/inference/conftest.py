@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from speechbrain_rev.inference.run_folder import RESULTS
 
 from speechbrain_rev.inference import SpeakerEmbedder, export_run
-from speechbrain_rev.inference.run_folder import RESULTS
 from tests.run_folders import write_finished_run, write_scores
 
 

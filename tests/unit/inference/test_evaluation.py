@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from speechbrain_rev.inference.run_folder import RESULTS, read_results
 
 from speechbrain_rev import scoring
 from speechbrain_rev.data import read_manifest
@@ -22,7 +23,6 @@ from speechbrain_rev.inference.evaluation import (
     score_run,
 )
 from speechbrain_rev.inference.export import CardFacts, model_card
-from speechbrain_rev.inference.run_folder import RESULTS, read_results
 from speechbrain_rev.scoring import MEASURES, Measure, read_trials
 from speechbrain_rev.scoring.metrics import lowest_cost
 from tests.corpus import write_corpus

@@ -15,6 +15,7 @@ import torch
 from speechbrain.inference.classifiers import EncoderClassifier
 from speechbrain.inference.speaker import SpeakerRecognition
 from speechbrain.utils.fetching import LocalStrategy
+from speechbrain_rev.inference.run_folder import RESULTS
 
 from speechbrain_rev import cli, scoring
 from speechbrain_rev.inference import (
@@ -24,7 +25,6 @@ from speechbrain_rev.inference import (
     export_run,
     read_cohort,
 )
-from speechbrain_rev.inference.run_folder import RESULTS
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.classifier import CosineClassifier
 from speechbrain_rev.whole_files import digest_of, write_sums

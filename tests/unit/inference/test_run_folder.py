@@ -9,9 +9,6 @@ import pytest
 import torch
 from hyperpyyaml import load_hyperpyyaml
 from speechbrain.dataio.encoder import CategoricalEncoder
-
-from speechbrain_rev import cli
-from speechbrain_rev.inference import SpeakerEmbedder, export_run, read_cohort
 from speechbrain_rev.inference.model_folder import run_settings
 from speechbrain_rev.inference.run_folder import (
     ENCODERS,
@@ -19,6 +16,9 @@ from speechbrain_rev.inference.run_folder import (
     read_settings,
     read_weights,
 )
+
+from speechbrain_rev import cli
+from speechbrain_rev.inference import SpeakerEmbedder, export_run, read_cohort
 from tests.recipes.stock import write_experiment
 from tests.run_folders import SPEAKERS, TINY, speech_like, write_run
 from tests.unit.inference.conftest import Attack, close

@@ -4,9 +4,9 @@ import json
 from dataclasses import asdict
 
 import pytest
+from speechbrain_rev.inference.run_folder import RESULTS
 
 from speechbrain_rev.inference import SpeakerEmbedder, Threshold
-from speechbrain_rev.inference.run_folder import RESULTS
 from speechbrain_rev.inference.thresholds import run_thresholds
 from tests.run_folders import speech_like
 from tests.unit.inference.conftest import put

@@ -15,9 +15,9 @@ from speechbrain.utils.checkpoints import (
     register_checkpoint_hooks,
 )
 from speechbrain.utils.epoch_loop import EpochCounter
+from speechbrain_rev.inference.run_folder import read_classifier
 from torch import nn
 
-from speechbrain_rev.inference.run_folder import read_classifier
 from speechbrain_rev.lobes import checkpointer as own
 from speechbrain_rev.lobes.checkpointer import (
     CHANNELS,

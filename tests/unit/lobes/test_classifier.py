@@ -9,6 +9,7 @@ from speechbrain.nnet.losses import (
     AngularMargin,
     LogSoftmaxWrapper,
 )
+from speechbrain_rev.inference.run_folder import read_objects
 from torch.nn.functional import cosine_similarity
 
 from speechbrain_rev import heads
@@ -16,7 +17,6 @@ from speechbrain_rev.data import SpeakerAugment
 from speechbrain_rev.heads import HEAD_OF, HEADS, HeadRow
 from speechbrain_rev.inference import model_folder
 from speechbrain_rev.inference.export import CardFacts, model_card
-from speechbrain_rev.inference.run_folder import read_objects
 from speechbrain_rev.lobes.classifier import (
     AAMSoftmax,
     ClassScores,

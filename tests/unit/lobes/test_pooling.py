@@ -4,15 +4,15 @@ import copy
 
 import pytest
 import torch
-from torch import nn
-
-from speechbrain_rev.heads import POOLINGS, PoolingRow
-from speechbrain_rev.inference.graph import EmbeddingGraph, exported
 from speechbrain_rev.inference.model_folder import (
     encoder_of,
     model_yaml,
     read_model_yaml,
 )
+from torch import nn
+
+from speechbrain_rev.heads import POOLINGS, PoolingRow
+from speechbrain_rev.inference.graph import EmbeddingGraph, exported
 from speechbrain_rev.lobes import inference_form
 from speechbrain_rev.lobes.pooling import Pooling, StatisticsPooling, build_pooling
 from tests.unit.lobes.encoders import (
