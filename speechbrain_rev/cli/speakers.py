@@ -344,6 +344,8 @@ def _verify(parsed: argparse.Namespace) -> None:
         return
     answer = "the same speaker" if verdict.same_speaker else "different speakers"
     print(f"{answer}, by the threshold {verdict.threshold:.4f}: {verdict.origin}")
+    if verdict.remark:
+        print(verdict.remark, file=sys.stderr)
 
 
 def _threshold(text: str | None, embedder: SpeakerEmbedder) -> float | str | None:

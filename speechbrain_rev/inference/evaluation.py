@@ -652,6 +652,7 @@ def _rates(
     rates = {
         "targets": int(np.sum(trials.labels)),
         "impostors": int(np.sum(1 - trials.labels)),
+        "enrolled": trials.enrolled,
         **scoring.measured(curve),
     }
     if not replicates:

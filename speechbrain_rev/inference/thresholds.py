@@ -40,6 +40,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "targets": (int,),
     "impostors": (int,),
     "eer": (float, int),
+    "enrolled": (tuple, list),
+    "interval": (tuple, list, type(None)),
 }
 
 
@@ -132,12 +134,17 @@ class Threshold:
         Trials of one speaker and of two.
     eer : float
         The list's equal error rate, as a fraction.
+    enrolled : tuple of int
+        How many utterances enrolled a speaker of the list, at least and at most.
+    interval : tuple of float, or None
+        The 95 % interval of the value, of speakers drawn with replacement; None where it
+        was not computed.
 
     Example
     -------
-    >>> one = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123)
-    >>> one.name
-    'vox1_o'
+    >>> one = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123, (1, 1), None)
+    >>> one.name, one.fits(1), one.fits(4)
+    ('vox1_o', True, False)
     """
 
     trials: str
@@ -147,6 +154,8 @@ class Threshold:
     targets: int
     impostors: int
     eer: float
+    enrolled: tuple[int, ...]
+    interval: tuple[float, ...] | None
 
     def __post_init__(self) -> None:
         for name, types in _TYPES.items():
@@ -159,6 +168,16 @@ class Threshold:
                 raise ValueError(f"{name} is {short(text)}")
         if self.normalisation not in get_args(Normalisation):
             raise ValueError(f"normalisation is {short(self.normalisation)}")
+        for name in ("enrolled", "interval"):
+            pair = getattr(self, name)
+            kinds = (int,) if name == "enrolled" else (int, float)
+            if pair is not None and not (
+                len(pair) == 2
+                and all(type(bound) in kinds for bound in pair)
+                and pair[0] <= pair[1]
+            ):
+                raise ValueError(f"{name} is {short(pair)}")
+            object.__setattr__(self, name, None if pair is None else tuple(pair))
         for name in ("targets", "impostors"):
             if not 0 < getattr(self, name) <= _MAX_TRIALS:
                 raise ValueError(f"{name} is {short(getattr(self, name))}")
@@ -183,11 +202,21 @@ class Threshold:
     @property
     def origin(self) -> str:
         """Where it is from, in words."""
+        interval = ""
+        if self.interval is not None:
+            low, high = self.interval
+            interval = f", 95 % interval {low:.4f} to {high:.4f}"
         return (
             f"{self.point} of the list {self.trials}: {self.targets:,} target and "
-            f"{self.impostors:,} impostor trials, {_USUAL.heading} "
-            f"{_USUAL.text(self.eer)} %"
+            f"{self.impostors:,} impostor trials of speakers enrolled with "
+            f"{_utterances(*self.enrolled)}, {_USUAL.heading} {_USUAL.text(self.eer)} %"
+            f"{interval}"
         )
+
+    def fits(self, utterances: int) -> bool:
+        """Return whether the list has speakers enrolled with so many utterances."""
+        least, most = self.enrolled
+        return least <= utterances <= most
 
 
 @dataclass(frozen=True)
@@ -211,8 +240,11 @@ class Thresholds:
             raise ValueError("a threshold stands there twice, or there are too many")
 
     def choose(
-        self, wanted: float | str | None, normalisation: Normalisation
-    ) -> tuple[float | None, str]:
+        self,
+        wanted: float | str | None,
+        normalisation: Normalisation,
+        utterances: int = 1,
+    ) -> tuple[float | None, str, str]:
         """Find a threshold; none is invented.
 
         Parameters
@@ -222,6 +254,8 @@ class Thresholds:
             equal error rate.
         normalisation : {"cosine", "as_norm"}
             Of the score that is to be judged.
+        utterances : int
+            By how many the speaker is known who is compared.
 
         Returns
         -------
@@ -229,6 +263,8 @@ class Thresholds:
             None if nothing says which.
         origin : str
             Where it is from, or how to get one.
+        remark : str
+            Why it does not fit, and how to measure one that does; empty where it fits.
 
         Raises
         ------
@@ -236,33 +272,37 @@ class Thresholds:
             If there is none of that name, or it is no number.
         """
         if isinstance(wanted, str):
-            return self._named(wanted, normalisation)
+            return _judged(self._named(wanted, normalisation), utterances)
         if wanted is not None:
             number = isinstance(wanted, int | float | np.integer | np.floating)
             if not number or isinstance(wanted, bool) or not math.isfinite(wanted):
                 raise ValueError(
                     f"threshold takes a finite score or a name, not {wanted!r}."
                 )
-            return float(wanted), "given by the caller"
+            return float(wanted), "given by the caller", ""
         fitting = [one for one in self.known if one.normalisation == normalisation]
         lists = [one for one in fitting if one.point == _USUAL.heading]
         if len(lists) == 1:
-            return lists[0].value, lists[0].origin
+            return _judged(lists[0], utterances)
         if fitting:
-            return None, f"No threshold is chosen: {_choice(fitting)}"
+            return None, f"No threshold is chosen: {_choice(fitting)}", ""
         why = (
             self.missing or f"The model's thresholds are not of {normalisation} scores."
         )
-        return None, (
-            f"No threshold is known. {why} Give threshold=SCORE (--threshold=SCORE), "
-            "chosen on trials of your own kind of speech (recipes/VoxCeleb/score.py finds it for a trial list)."
+        return (
+            None,
+            (
+                f"No threshold is known. {why} Give threshold=SCORE (--threshold=SCORE), "
+                "chosen on trials of your own kind of speech (recipes/VoxCeleb/score.py finds it for a trial list)."
+            ),
+            "",
         )
 
-    def _named(self, name: str, normalisation: Normalisation) -> tuple[float, str]:
+    def _named(self, name: str, normalisation: Normalisation) -> Threshold:
         fitting = [one for one in self.known if one.normalisation == normalisation]
         for one in fitting:
             if one.name == name:
-                return one.value, one.origin
+                return one
         raise ValueError(
             f"there is no threshold {name!r} of {normalisation} scores. "
             + " ".join(filter(None, [_choice(fitting), self.missing]))
@@ -318,6 +358,11 @@ def thresholds_of(
         ) from error
 
 
+def _utterances(least: int, most: int) -> str:
+    count = f"{least}" if least == most else f"{least} to {most}"
+    return f"{count} utterance{'s' * (most > 1)}"
+
+
 def is_name(text: object) -> bool:
     r"""Return whether a text can name a list or a point, and be shown.
 
@@ -347,6 +392,8 @@ def _thresholds_in(
                     row["targets"],
                     row["impostors"],
                     row["eer"],
+                    row["enrolled"],
+                    row.get("thresholds_95", {}).get(point),
                 )
 
 
@@ -432,6 +479,23 @@ def _read(folder: Path) -> Thresholds:
             f"{folder / THRESHOLDS} holds no thresholds ({error}). Download the folder "
             "again, or remove the file to use the model without them."
         ) from error
+
+
+def _judged(one: Threshold, utterances: int) -> tuple[float, str, str]:
+    """Give a threshold, where it is from, and whether it is of such speakers."""
+    if one.fits(utterances):
+        return one.value, one.origin, ""
+    return (
+        one.value,
+        one.origin,
+        (
+            f"This threshold is of speakers enrolled with {_utterances(*one.enrolled)}, and "
+            f"here one is known by {utterances}: scores are higher or lower, and errors are not "
+            "as measured. For one that fits give extract.py and score.py of recipes/VoxCeleb "
+            "trials of such speakers: RUN_FOLDER --trial_lists LIST, with a file spk2utt beside "
+            "the list that names the utterances of each."
+        ),
+    )
 
 
 def _choice(fitting: Sequence[Threshold]) -> str:

@@ -402,6 +402,8 @@ class Verification:
     origin : str
         Where the threshold is from: the list of trials it was measured on, with its error
         rate, or the caller. Without a threshold, how to get one.
+    remark : str
+        Where the threshold is of other speakers than these, what to do; else empty.
 
     Example
     -------
@@ -415,6 +417,7 @@ class Verification:
     threshold: float | None
     same_speaker: bool | None
     origin: str
+    remark: str = ""
 
 
 def compare(
@@ -465,7 +468,8 @@ def compare(
             "was changed: enrol again, or download the cohort's folder again."
         )
     normalisation: Normalisation = "cosine" if cohort is None else "as_norm"
-    value, origin = thresholds.choose(threshold, normalisation)
+    known_by = max(a.utterances, b.utterances)
+    value, origin, remark = thresholds.choose(threshold, normalisation, known_by)
     centre = None if cohort is None else cohort.centre
     sides = np.stack([a.centred(centre), b.centred(centre)])
     cosines = scoring.cosine(sides[:1], sides[1:])
@@ -475,4 +479,4 @@ def compare(
         normed = scoring.as_norm(cosines, mean[:1], std[:1], mean[1:], std[1:])
         score = float(normed[0])
     same = None if value is None else score >= value
-    return Verification(score, normalisation, value, same, origin)
+    return Verification(score, normalisation, value, same, origin, remark)
