@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 
+from speechbrain_rev.cli import run_script
 from speechbrain_rev.hparams import settings_help
 
 HELP = f"""{__doc__}
@@ -29,7 +30,7 @@ def asks_for_help(argv):
 
 if __name__ == "__main__" and asks_for_help(sys.argv[1:]):
     # Before what takes seconds to import, and prints.
-    print(HELP)
+    run_script(lambda: print(HELP))
     sys.exit()
 
 from speechbrain_rev import torchaudio_pair  # noqa: F401, before SpeechBrain
@@ -45,7 +46,6 @@ from hyperpyyaml import load_hyperpyyaml
 from speechbrain.utils.distributed import get_rank, run_on_main
 from speechbrain.utils.run_opts import RunOptions
 
-from speechbrain_rev.cli import run_script
 from speechbrain_rev.data import GlobalRandomState
 from speechbrain_rev.data.augmentation import check_noise
 from speechbrain_rev.data.dataset import (

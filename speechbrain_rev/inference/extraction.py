@@ -33,6 +33,7 @@ from speechbrain_rev.inference.audio import (
     check_channels,
     check_choice,
     check_seconds,
+    refuse_unordered,
 )
 from speechbrain_rev.inference.running import check_window
 from speechbrain_rev.inference.speaker import SpeakerEmbedder
@@ -390,6 +391,7 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
     """
     # Bytes and open files are iterable, and hold no paths.
     alone = isinstance(audio, (str, PathLike, bytes)) or hasattr(audio, "read")
+    refuse_unordered(audio)
     given = audio if isinstance(audio, Iterable) and not alone else [audio]
     places = [_place(one) for one in given]
     files: dict[str, Path] = {}
