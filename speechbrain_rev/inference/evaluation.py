@@ -154,9 +154,10 @@ def trial_files(trial_lists: Sequence[Path], corpus: Corpus) -> dict[str, Path]:
     ValueError
         If files are missing, or names lead out of the folder.
     """
-    files = _located(
-        corpus, {path: scoring.read_trials(path).utterances for path in trial_lists}
-    )
+    lists = {path: scoring.read_trials(path) for path in trial_lists}
+    files = _located(corpus, {path: one.utterances for path, one in lists.items()})
+    for path, one in lists.items():
+        _refuse_unnamed_models(path, one, files)
     if files.missing:
         raise ValueError(
             f"Of the utterances of the trial lists {files.lacking()} Give their folder "
@@ -164,6 +165,21 @@ def trial_files(trial_lists: Sequence[Path], corpus: Corpus) -> dict[str, Path]:
             "id10270/..."
         )
     return dict(files.paths)
+
+
+def _refuse_unnamed_models(
+    path: Path, trials: scoring.Trials, files: ListedFiles
+) -> None:
+    """Refuse a list of enrolled speakers whose utterances no file names."""
+    missing = {*files.missing} & {*trials.utterances}
+    unnamed = missing & {*trials.enrol}
+    if unnamed and unnamed == missing and not missing & {*trials.test}:
+        raise ValueError(
+            f"{path}: {len(unnamed)} names that are enrolled are no files of the corpus, such "
+            f"as {min(unnamed)}. If these are speakers with several utterances, put the file "
+            f"that names these beside the list, as {path.name}.spk2utt or spk2utt, with lines "
+            "'speaker utterance ...'; else give the folder of the speech: --trials_folder."
+        )
 
 
 def _located(corpus: Corpus, listed: Mapping[str | Path, Iterable[str]]) -> ListedFiles:
@@ -410,6 +426,8 @@ class ScoreReport:
     def table(self) -> str:
         """Lay the results out for reading."""
         shown = scoring.measures_in(self.rows)
+        brackets = "In brackets: 95 % intervals, of speakers drawn with replacement."
+        has_intervals = any(key.endswith("_95") for row in self.rows for key in row)
         cells = [["trials", "score", *(measure.column for measure in shown)]]
         for row in self.rows:
             figures = [measure.shown(row) for measure in shown]
@@ -417,7 +435,7 @@ class ScoreReport:
         return "\n".join(
             f"{trials:<24}{method:<10}" + "".join(f"{figure:>24}" for figure in figures)
             for trials, method, *figures in cells
-        )
+        ) + f"\n{brackets}" * has_intervals
 
 
 def score(

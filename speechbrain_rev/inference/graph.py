@@ -244,7 +244,7 @@ class EmbeddingGraph(nn.Module):
         Parameters
         ----------
         waveforms : torch.Tensor, [batch, samples]
-            Utterances from -1 to 1, padded with zeros to the longest.
+            Utterances from -1 to 1; what lies behind their samples does not matter.
         samples : torch.Tensor, [batch], int64
             How many samples of each are its own.
 
@@ -253,7 +253,11 @@ class EmbeddingGraph(nn.Module):
         torch.Tensor, [batch, embedding_dim]
             Embeddings.
         """
-        features, lengths = self.front_end(waveforms, samples)
+        positions = torch.arange(
+            waveforms.shape[1], device=waveforms.device, dtype=torch.int64
+        )
+        own = positions < samples.unsqueeze(1)
+        features, lengths = self.front_end(waveforms.where(own, 0.0), samples)
         return self.encoder.embed(features, lengths).squeeze(1)
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -114,6 +115,7 @@ class WholeCheckpointer(Checkpointer):
                 words in str(error) for words in _TORCH_CANNOT_WRITE
             ):
                 raise
+            _let_go(error)
             with contextlib.suppress(OSError):
                 self._clear_unfinished()
             newest = self.find_checkpoint()
@@ -472,6 +474,13 @@ def _finish(folder: Path) -> None:
     os.replace(_unfinished(meta), meta)
     _to_disk(folder)
     _to_disk(folder.parent)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Close files that the frames of an error hold open, for they hold space on the disk."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def _to_disk(path: Path) -> None:

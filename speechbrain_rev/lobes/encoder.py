@@ -536,6 +536,11 @@ class SpeakerEncoder(nn.Module):
             If the input has not the shape that the encoder was built for, or lengths
             are not relative.
         """
+        if lengths is not None and torch.compiler.is_exporting():
+            raise RuntimeError(
+                f"torch.export of {self.architecture.name} itself takes no lengths, at "
+                f"whose values training looks. {_WAYS_OUT}"
+            )
         lengths = check_input(self.architecture.name, self.geometry, feats, lengths)
         if is_tracing() and (
             lengths is not None or self.training or self.geometry.rearranges

@@ -75,6 +75,9 @@ def test_a_disk_that_is_full_costs_no_earlier_checkpoint(checkpointer, size):
             checkpointer.save_checkpoint()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    # Its frames hold no file open, whose space would not be free.
+    links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert not any(str(checkpointer.checkpoints_dir) in str(link) for link in links)
     assert f"the newest is {first.path}." in str(error.value)
     assert list(checkpointer.checkpoints_dir.iterdir()) == [first.path]
     checkpointer.save_checkpoint()
