@@ -236,6 +236,7 @@ def train(text, settings, run_opts, files, dry_run):
         # It has the words of torch for it, twice.
         warnings.filterwarnings("ignore", "This DataLoader will create")
     brain = build_brain(hparams, run_opts)
+    run_on_main(print, args=[hparams["lr_annealing"].in_words()])
     train_set = train_loader(hparams)
     brain.train_sampler = train_set.batch_sampler
     brain.train_dataset = train_set.dataset

@@ -27,6 +27,9 @@ from speechbrain_rev.training.steps import CheckedSteps, Tally
 
 logger = logging.getLogger("train")
 
+# Two steps of one schedule differ by less, but for the first ones of a warm-up.
+_GOES_BACK = 1.1
+
 
 class TimedBatches:
     """Batches of a loader, and how long whoever takes them waits for the next one.
@@ -123,7 +126,19 @@ class ValidatedEpochs(CheckedSteps):
             run_on_main(self.files.take_over, args=[self.record])
         if (done or step) and if_main_process():
             epoch = done + 1 if step else done
-            logger.info(f"This run goes on {_after(epoch, step)}.")
+            logger.info(f"This run goes on {_after(epoch, step)}.{self._rate_after()}")
+
+    def _rate_after(self) -> str:
+        """Say to which learning rate a run goes back that is extended."""
+        schedule = self.hparams.lr_annealing
+        before = self.record.lr if self.record is not None else None
+        now = schedule.learning_rate(schedule.step)
+        if self.step or before is None or now < _GOES_BACK * before:
+            return ""
+        return (
+            f" The learning rate goes back from {before:.3g} to {now:.3g}, as the schedule "
+            f"of {schedule.number_of_epochs} epochs has it."
+        )
 
     def embed(self, feats: Tensor) -> Tensor:
         """Embed whole utterances in validation, in shapes that repeat.
