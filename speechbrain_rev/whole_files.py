@@ -22,6 +22,7 @@ if sys.platform != "win32":
 SUMS = "SHA256SUMS"
 
 _BLOCK_BYTES = 2**20
+_MOST_SUMS_BYTES = 1_000_000
 _MEND = "Free some space there, or mend what is wrong"
 # What the system says where a disk takes no more, whatever the file.
 _OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -359,6 +360,8 @@ def sums_in(folder: str | Path) -> dict[str, str]:
     ------
     OSError
         If they cannot be read.
+    ValueError
+        If the file has more bytes than any list of checksums.
 
     Examples
     --------
@@ -368,6 +371,11 @@ def sums_in(folder: str | Path) -> dict[str, str]:
     path = Path(folder, SUMS)
     if not path.is_file():
         return {}
+    if path.stat().st_size > _MOST_SUMS_BYTES:
+        raise ValueError(
+            f"{path} has more than {_MOST_SUMS_BYTES:,} bytes, and is no list of checksums. "
+            "Bring back the file as it was, or delete it."
+        )
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return {name: digest for digest, _, name in (x.partition("  ") for x in lines)}
 

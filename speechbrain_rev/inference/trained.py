@@ -21,7 +21,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-import yaml
 from speechbrain.utils.checkpoints import METAFNAME
 from torch import Tensor
 
@@ -35,6 +34,7 @@ from speechbrain_rev.inference.thresholds import (
 from speechbrain_rev.inference.untrusted import (
     check_weights,
     own_file,
+    plain_yaml,
     read_own,
     read_tensors,
 )
@@ -538,15 +538,16 @@ def checkpoint_place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, fl
     """
     check_known(folder / checkpoint, (METAFNAME, COUNTER, BRAIN))
 
-    def content(name: str) -> str | None:
+    def content(name: str) -> bytes | None:
         if not (folder / checkpoint / name).exists():
             return None
-        return read_own(folder, checkpoint / name, _MOST_BYTES).decode()
+        return read_own(folder, checkpoint / name, _MOST_BYTES)
 
     try:
-        meta, brain = (yaml.safe_load(content(n) or "{}") for n in (METAFNAME, BRAIN))
-        return place_of(meta, content(COUNTER), brain)
-    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        meta, brain = (plain_yaml(content(n) or b"{}") for n in (METAFNAME, BRAIN))
+        counted = content(COUNTER)
+        return place_of(meta, counted and counted.decode(), brain)
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(
             f"{folder / checkpoint} does not say its epoch and step ({error}), so that the "
             "newest checkpoint is not known. Remove that checkpoint to use another."

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import safetensors.torch
 import torch
+import yaml
 from torch import Tensor
 
 from speechbrain_rev.lobes.description import weights_in
@@ -194,6 +195,33 @@ def strict_json(content: bytes) -> Any:
         )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+class _Plain(yaml.SafeLoader):
+    """Reads plain values, of which merge keys are none: they double what they merge."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Leave a merge key as it is, which is then refused like any unknown tag."""
+
+
+def plain_yaml(content: bytes) -> Any:
+    """Read YAML of plain values.
+
+    Raises
+    ------
+    ValueError
+        If it is anything else.
+
+    Example
+    -------
+    >>> plain_yaml(b"epoch: !new:os.system [ls]")
+    Traceback (most recent call last):
+    ValueError: could not determine a constructor for the tag '!new:os.system' ...
+    """
+    try:
+        return yaml.load(content, _Plain)
+    except (*REFUSED, yaml.YAMLError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
