@@ -628,7 +628,7 @@ def _classifier(
         # An exported model has the true speakers alone.
         speeds = 1
     else:
-        own = newest_checkpoint(source) / CLASSIFIER
+        own = newest_checkpoint(source, CLASSIFIER) / CLASSIFIER
         check_known(source / own.parent, [CLASSIFIER])
     path = own_file(source, own)
     held = read_tensors(path)

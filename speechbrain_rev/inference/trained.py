@@ -32,6 +32,7 @@ from speechbrain_rev.inference.thresholds import (
     read_thresholds,
 )
 from speechbrain_rev.inference.untrusted import (
+    GIVEN,
     check_weights,
     own_file,
     plain_yaml,
@@ -463,7 +464,8 @@ def encoder_file(source: Path) -> Path:
     for name in (SAFETENSORS, WEIGHTS):
         if (source / name).exists():
             return own_file(source, name)
-    checkpoint = newest_checkpoint(source)
+    wanted = f"{SAFETENSORS} (of a model on the Hub nothing else is read) or {WEIGHTS}"
+    checkpoint = newest_checkpoint(source, wanted)
     named = [checkpoint / WEIGHTS] if (source / checkpoint / WEIGHTS).exists() else []
     others = sorted((source / checkpoint).glob("*.ckpt"))
     for candidate in named or [path.relative_to(source) for path in others]:
@@ -483,13 +485,15 @@ def _has_description(path: Path) -> bool:
         return False
 
 
-def newest_checkpoint(folder: Path) -> Path:
+def newest_checkpoint(folder: Path, wanted: str) -> Path:
     """Find the newest checkpoint of a run.
 
     Parameters
     ----------
     folder : pathlib.Path
         Its ``output_folder``, or a checkpoint.
+    wanted : str
+        What is looked for there, for the error message.
 
     Returns
     -------
@@ -503,14 +507,18 @@ def newest_checkpoint(folder: Path) -> Path:
     ValueError
         If a checkpoint does not give its epoch and step.
     """
-    found = [
+    checkpoints = [
         path.parent.relative_to(folder)
         for place in (".", "CKPT*", "*/CKPT*")
         for path in folder.glob(f"{place}/{METAFNAME}")
     ]
-    if not found:
-        own_file(folder, WEIGHTS)
-    return max(found, key=lambda one: (checkpoint_place(folder, one), one))
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {folder}. Give {GIVEN}.")
+    if not checkpoints:
+        raise FileNotFoundError(
+            f"{folder} has no {wanted}, and no checkpoint. Give {GIVEN}."
+        )
+    return max(checkpoints, key=lambda one: (checkpoint_place(folder, one), one))
 
 
 def checkpoint_place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:

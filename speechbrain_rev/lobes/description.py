@@ -170,7 +170,13 @@ class EncoderDescription:
                 front_end = names_with_values("front_end", fields["front_end"])
                 fields["front_end"] = made_of(FrontEnd, front_end)
             return made_of(cls, fields)
-        except (ValueError, KeyError, TypeError, ArithmeticError, RuntimeError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            ArithmeticError,
+            RuntimeError,
+        ) as error:
             reason = f"{error} is missing" if type(error) is KeyError else str(error)
             raise ValueError(
                 f"the weights do not say of which encoder they are: {DESCRIPTION} is no "

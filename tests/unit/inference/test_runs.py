@@ -196,7 +196,9 @@ def test_missing_pieces_are_named_with_what_to_give(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no folder .*output_folder"):
         load(run)
     run.mkdir()
-    with pytest.raises(FileNotFoundError, match=rf"has no {WEIGHTS}\. Give the output"):
+    with pytest.raises(
+        FileNotFoundError, match=rf"no .* or {WEIGHTS}, and no checkpoint\. Gi"
+    ):
         load(run)
     weights = tiny_encoder(front_end=None).state_dict()
     torch.save(weights, run / WEIGHTS)

@@ -23,7 +23,7 @@ from tests.run_folders import speech_like, write_audio
 ID = "owner/model"
 YAML, SUMS, TENSORS = "hyperparams.yaml", "SHA256SUMS", "embedding_model.safetensors"
 THRESHOLDS, COHORT = "thresholds.json", "cohort.safetensors"
-READ = {YAML, SUMS, TENSORS, THRESHOLDS}
+READ = {SUMS, TENSORS, THRESHOLDS}
 #: A commit that no repository has.
 OTHER = "0123456789abcdef0123456789abcdef01234567"
 
