@@ -133,8 +133,8 @@ def model_folder(
     FileNotFoundError
         If there is neither such a folder nor such a model.
     OSError
-        What huggingface_hub raises where the Hub has no such model or revision, the user
-        has no access, or it cannot be reached.
+        If the Hub has no such model or revision, the user has no access, or it cannot be
+        reached: in the words of huggingface_hub, whose error is the cause.
     ValueError
         If ``revision`` is given with a local folder.
     """
@@ -154,9 +154,16 @@ def model_folder(
     from huggingface_hub import snapshot_download
 
     names = [SAFETENSORS, SUMS, THRESHOLDS, *also]
-    folder = Path(
-        snapshot_download(str(source), revision=revision, allow_patterns=names)
-    )
+    try:
+        folder = Path(
+            snapshot_download(str(source), revision=revision, allow_patterns=names)
+        )
+    # Errors are those of whichever HTTP client a version of huggingface_hub has.
+    except Exception as error:
+        raise OSError(
+            f"There is no folder {source} here, and as the id of a model on the Hub it "
+            f"cannot be fetched: {' '.join(str(error).split())}"
+        ) from error
     if revision is None or not _COMMIT.fullmatch(revision):
         logger.info(
             "%s: %s is commit %s. Load the same again by revision=%r.",
