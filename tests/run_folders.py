@@ -14,7 +14,7 @@ from speechbrain.dataio.encoder import CategoricalEncoder
 
 from speechbrain_rev.data import Utterance, write_manifest
 from speechbrain_rev.inference import EmbeddingArchive
-from speechbrain_rev.inference.runs import RunRecord, read_record
+from speechbrain_rev.inference.runs import TrainingRecord, read_record
 from speechbrain_rev.inference.thresholds import RESULTS
 from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
@@ -95,7 +95,7 @@ def tiny_encoder(
 def write_run(folder: Path, seed: int = 0, **changed: object) -> SpeakerEncoder:
     """Write a finished run's record and weights, and settings that run code; its encoder."""
     folder.mkdir(parents=True, exist_ok=True)
-    RunRecord(settings={**TINY, **SETTINGS, **changed}, **HAPPENED).write(folder)
+    TrainingRecord(settings={**TINY, **SETTINGS, **changed}, **HAPPENED).write(folder)
     hostile = "checkpointer: !new:os.system [touch executed]\n"
     (folder / "hyperparams.yaml").write_text(hostile)
     encoder = tiny_encoder(seed)
@@ -105,7 +105,7 @@ def write_run(folder: Path, seed: int = 0, **changed: object) -> SpeakerEncoder:
 
 def change_record(
     folder: Path, settings: Mapping[str, object] | None = None, **changed: object
-) -> RunRecord:
+) -> TrainingRecord:
     """Change what a run's record says, and some of its settings; the new record."""
     record = read_record(folder)
     record = replace(

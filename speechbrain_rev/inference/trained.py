@@ -385,7 +385,8 @@ def read_weights(
         description = _described(tensors, encoder or {})
         with torch.device("meta"):
             expected = built_of(description).state_dict()
-    except ValueError as error:
+    # Whoever gives another argument than build_encoder takes reads which.
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
     check_weights(tensors, expected, path)
     state_dict = {name: value.clone() for name, value in tensors.items()}

@@ -597,10 +597,6 @@ def test_training_yaml_trains_our_encoder_with_8_bits(settings, tmp_path):
     assert list(rates) == sorted(rates)
     assert hparams["lr"] / 2 < rates[-1] < hparams["lr"]
     assert torch.uint8 in dtypes_of(brain)
-    # As create_experiment_directory writes it.
-    with TRAINING.open(encoding="utf-8") as stream:
-        text = resolve_references(stream, overrides_of(settings)).getvalue()
-    (run / "hyperparams.yaml").write_text(text)
     wave = speech_like()
     embedding = SpeakerEmbedder.from_run(run, device="cpu").embed(wave, 16000)
     # verification.yaml takes the checkpoint as it is.

@@ -10,7 +10,7 @@ from speechbrain.dataio.encoder import CategoricalEncoder
 
 from speechbrain_rev import cli
 from speechbrain_rev.inference import SpeakerEmbedder, export_run, read_cohort, runs
-from speechbrain_rev.inference.runs import RECORD, RunRecord, read_record
+from speechbrain_rev.inference.runs import RECORD, TrainingRecord, read_record
 from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.locks import LOCK, locked
@@ -41,7 +41,7 @@ def standing(run):
 
 def test_a_record_is_read_as_it_was_written_and_completed_by_epochs(tmp_path):
     settings = {"arch": "revnet57", "speeds": [1.0], "number_of_epochs": 3}
-    begun = RunRecord(
+    begun = TrainingRecord(
         settings, *(HAPPENED[n] for n in ("data", "augmentation", "device", "versions"))
     )
     assert begun.after([]) == begun
@@ -145,7 +145,7 @@ PUBLISHED = {"widths": [48, 96, 192, 300], "blocks": None}
 )
 def test_another_network_than_the_record_s_is_refused(tmp_path, then, now, words):
     if then is not None:
-        RunRecord({"arch": "revnet57", **then}, **HAPPENED).write(tmp_path)
+        TrainingRecord({"arch": "revnet57", **then}, **HAPPENED).write(tmp_path)
     (tmp_path / WEIGHTS).touch()
     settings = {"output_folder": str(tmp_path), "save_folder": str(tmp_path / "save")}
     settings |= {"arch": "revnet57", **now}
