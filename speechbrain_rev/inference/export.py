@@ -652,9 +652,9 @@ def _classifier(
     if speeds is None and len(weight) == speakers:
         speeds = 1
     if speeds is None or speeds < 1 or len(weight) != speakers * speeds:
+        times = "" if speeds is None else f" times {speeds} speed(s)"
         raise ValueError(
-            f"{path} has {len(weight)} classes, which is not {speakers} speakers times "
-            f"{speeds} speed(s). Give --speeds N, how many classes the training made of each "
-            "speaker."
+            f"{path} has {len(weight)} classes, which is not {speakers} speakers{times}. Give "
+            "--speeds N, how many classes the training made of each speaker."
         )
     return heads[0], {"weight": true_speakers(weight, speeds=speeds).clone()}

@@ -561,8 +561,8 @@ def checkpoint_place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, fl
 
     try:
         meta, brain = (plain_yaml(content(n) or b"{}") for n in (METAFNAME, BRAIN))
-        counted = content(COUNTER)
-        return place_of(meta, counted and counted.decode(), brain)
+        counter = content(COUNTER)
+        return place_of(meta, None if counter is None else counter.decode(), brain)
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(
             f"{folder / checkpoint} does not say its epoch and step ({error}), so that the "

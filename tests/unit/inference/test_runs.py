@@ -366,7 +366,7 @@ def test_what_its_encoder_is_not_said_to_take_is_no_model_for_speechbrain(tmp_pa
 @pytest.mark.parametrize(
     ("speeds", "refused"),
     [
-        (None, "6 classes, which is not 3 speakers times None speed"),
+        (None, "6 classes, which is not 3 speakers. Give --speeds N"),
         (4, "not 3 speakers times 4 speed"),
         (0, "not 3 speakers times 0 speed"),
         (2, None),
