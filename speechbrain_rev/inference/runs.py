@@ -2,8 +2,8 @@
 
 ``run.json`` records what happened, as it happens: the settings, the speakers that were
 trained on and held out, the augmentation, the epochs that are done, and those whose mean
-the weights are. Whoever tells of a run (its card, its thresholds, the log) reads it. It may
-come from somebody else: it is data of known names and types, or refused.
+the weights are. Exports, remarks on unfinished runs and refusals are made of it. It
+may come from somebody else: it is data of known names and types, or refused.
 """
 
 from __future__ import annotations
