@@ -22,6 +22,7 @@ if sys.platform != "win32":
 SUMS = "SHA256SUMS"
 
 _BLOCK_BYTES = 2**20
+_MOST_SUMS_BYTES = 1_000_000
 _MEND = "Free some space there, or mend what is wrong"
 # What the system says where a disk takes no more, whatever the file.
 _OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -359,6 +360,8 @@ def sums_in(folder: str | Path) -> dict[str, str]:
     ------
     OSError
         If they cannot be read.
+    ValueError
+        If the file has more bytes than any list of checksums.
 
     Examples
     --------
@@ -368,6 +371,11 @@ def sums_in(folder: str | Path) -> dict[str, str]:
     path = Path(folder, SUMS)
     if not path.is_file():
         return {}
+    if path.stat().st_size > _MOST_SUMS_BYTES:
+        raise ValueError(
+            f"{path} has more than {_MOST_SUMS_BYTES:,} bytes, and is no list of checksums. "
+            "Bring back the file as it was, or delete it."
+        )
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return {name: digest for digest, _, name in (x.partition("  ") for x in lines)}
 
@@ -398,19 +406,13 @@ def write_sums(folder: str | Path, digests: Mapping[str, str]) -> None:
     write_whole(Path(folder, SUMS), "".join(lines))
 
 
-def check_sum(
-    path: str | Path, *, folder: str | Path | None = None, name: str | None = None
-) -> None:
+def check_sum(path: str | Path) -> None:
     """Refuse a file that is not as its checksum says; one without is as it is.
 
     Parameters
     ----------
     path : str or Path
-        The file, which is there.
-    folder : str or Path, optional
-        Whose ``SHA256SUMS`` name it; by default its own.
-    name : str, optional
-        What it is called there; by default where it is from the folder.
+        The file, which is there; ``SHA256SUMS`` are beside it.
 
     Raises
     ------
@@ -429,13 +431,11 @@ def check_sum(
     Traceback (most recent call last):
     ValueError: ...train.csv is not as it was written: ...
     """
-    beside = Path(path).parent if folder is None else Path(folder)
-    # A name of another folder begins with ../, as sha256sum takes it.
-    name = name or Path(os.path.relpath(path, beside)).as_posix()
-    written = sums_in(beside).get(name)
+    folder, name = Path(path).parent, Path(path).name
+    written = sums_in(folder).get(name)
     if written is not None and digest_of(path, "sha256") != written:
         raise ValueError(
-            f"{path} is not as it was written: its checksum in {beside / SUMS} differs. "
+            f"{path} is not as it was written: its checksum in {folder / SUMS} differs. "
             f"Bring back the file as it was. To take it as it is, delete the line of "
             f"{name} there."
         )

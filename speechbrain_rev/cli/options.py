@@ -105,12 +105,12 @@ def add_head(command: argparse._ActionsContainer) -> None:
 
 
 def add_encoder(command: argparse._ActionsContainer) -> None:
-    """Let a subcommand take weights that do not say of which encoder they are."""
+    """Let a subcommand take weights that have no description of their encoder."""
     command.add_argument(
         "--encoder",
         metavar="JSON",
         type=_encoder,
-        help="of weights that do not say it: name, front_end and what else build_encoder "
+        help="of weights without a description: name, front_end and what else build_encoder "
         'takes, as \'{"name": "resnet34", "front_end": {"kind": "speechbrain", '
         '"sample_rate": 16000}}\'',
     )

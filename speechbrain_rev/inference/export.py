@@ -20,7 +20,7 @@ from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.heads import HEAD_OF, HEADS, HeadRow
 from speechbrain_rev.inference.runs import (
     HYPERPARAMS,
-    RunRecord,
+    TrainingRecord,
     new_folder,
     read_record,
     saved_bytes,
@@ -177,7 +177,7 @@ class CardFacts:
         The encoder's.
     speakers : int
         That the classifier knows.
-    record : RunRecord or None
+    record : TrainingRecord or None
         What happened in the run.
     results : mapping or None
         What the recipe's scores/results.json holds.
@@ -191,7 +191,7 @@ class CardFacts:
 
     weights: Weights
     speakers: int
-    record: RunRecord | None
+    record: TrainingRecord | None
     results: Mapping[str, Any] | None
     cohort: Cohort | None
     thresholds: Sequence[Threshold]
@@ -299,7 +299,7 @@ def _measured(facts: CardFacts) -> str:
 
 
 def list_names(
-    results: Mapping[str, Any] | None, record: RunRecord | None
+    results: Mapping[str, Any] | None, record: TrainingRecord | None
 ) -> dict[str, str]:
     """Name trial lists by their files; folders are the training machine's.
 
@@ -628,7 +628,7 @@ def _classifier(
         # An exported model has the true speakers alone.
         speeds = 1
     else:
-        own = newest_checkpoint(source) / CLASSIFIER
+        own = newest_checkpoint(source, CLASSIFIER) / CLASSIFIER
         check_known(source / own.parent, [CLASSIFIER])
     path = own_file(source, own)
     held = read_tensors(path)
@@ -652,9 +652,9 @@ def _classifier(
     if speeds is None and len(weight) == speakers:
         speeds = 1
     if speeds is None or speeds < 1 or len(weight) != speakers * speeds:
+        times = "" if speeds is None else f" times {speeds} speed(s)"
         raise ValueError(
-            f"{path} has {len(weight)} classes, which is not {speakers} speakers times "
-            f"{speeds} speed(s). Give --speeds N, how many classes the training made of each "
-            "speaker."
+            f"{path} has {len(weight)} classes, which is not {speakers} speakers{times}. Give "
+            "--speeds N, how many classes the training made of each speaker."
         )
     return heads[0], {"weight": true_speakers(weight, speeds=speeds).clone()}

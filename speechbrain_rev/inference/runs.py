@@ -2,8 +2,8 @@
 
 ``run.json`` records what happened, as it happens: the settings, the speakers that were
 trained on and held out, the augmentation, the epochs that are done, and those whose mean
-the weights are. Whoever tells of a run (its card, its thresholds, the log) reads it. It may
-come from somebody else: it is data of known names and types, or refused.
+the weights are. Exports, remarks on unfinished runs and refusals are made of it. It
+may come from somebody else: it is data of known names and types, or refused.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _COUNTED, _COUNTED_IF_NULL = "out_n_neurons", "steps_per_epoch"
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class TrainingRecord:
     """What happened in a run.
 
     Attributes
@@ -121,7 +121,7 @@ class RunRecord:
         wanted = self.settings["number_of_epochs"]
         return bool(self.averaged) and max(self.averaged) >= wanted
 
-    def after(self, rows: Sequence[Mapping[str, Any]]) -> RunRecord:
+    def after(self, rows: Sequence[Mapping[str, Any]]) -> TrainingRecord:
         """Complete the record by the epochs that are done.
 
         Parameters
@@ -131,7 +131,7 @@ class RunRecord:
 
         Returns
         -------
-        RunRecord
+        TrainingRecord
         """
         if not rows:
             return self
@@ -164,7 +164,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def read_record(folder: str | PathLike[str]) -> RunRecord | None:
+def read_record(folder: str | PathLike[str]) -> TrainingRecord | None:
     """Read what happened in a run.
 
     Parameters
@@ -174,7 +174,7 @@ def read_record(folder: str | PathLike[str]) -> RunRecord | None:
 
     Returns
     -------
-    RunRecord or None
+    TrainingRecord or None
         None if recipes/VoxCeleb/train.py has trained nothing there.
 
     Raises
@@ -200,7 +200,7 @@ def read_record(folder: str | PathLike[str]) -> RunRecord | None:
                 raise ValueError(f"{name} is {short(read[name])}")
         if not all(type(epoch) is int for epoch in read["averaged"]):
             raise ValueError(f"averaged is {short(read['averaged'])}")
-        return RunRecord(**{**read, "averaged": tuple(read["averaged"])})
+        return TrainingRecord(**{**read, "averaged": tuple(read["averaged"])})
     except ValueError as error:
         raise ValueError(
             f"{path} is not what recipes/VoxCeleb/train.py writes ({error}). Bring the file "
@@ -208,7 +208,7 @@ def read_record(folder: str | PathLike[str]) -> RunRecord | None:
         ) from error
 
 
-def record_of(folder: str | PathLike[str]) -> RunRecord:
+def record_of(folder: str | PathLike[str]) -> TrainingRecord:
     """Read what happened in a run, which must be of this package's recipe.
 
     Parameters
@@ -218,7 +218,7 @@ def record_of(folder: str | PathLike[str]) -> RunRecord:
 
     Returns
     -------
-    RunRecord
+    TrainingRecord
 
     Raises
     ------
@@ -281,7 +281,7 @@ def begin_record(
     prepared: Prepared,
     augmentation: Mapping[str, Any],
     device: str,
-) -> RunRecord:
+) -> TrainingRecord:
     """Begin the record of a run, or of what follows in one that is resumed.
 
     Parameters
@@ -297,10 +297,10 @@ def begin_record(
 
     Returns
     -------
-    RunRecord
+    TrainingRecord
         Without epochs.
     """
-    return RunRecord(
+    return TrainingRecord(
         settings=settings,
         data={
             "utterances": prepared.utterances,
@@ -582,14 +582,14 @@ def refuse_fewer_epochs(settings: Mapping[str, Any]) -> None:
         )
 
 
-def finish(settings: Mapping[str, Any], record: RunRecord) -> str:
+def finish(settings: Mapping[str, Any], record: TrainingRecord) -> str:
     """Write the average of the last checkpoints as the run's weights.
 
     Parameters
     ----------
     settings : mapping
         The run's settings with its ``checkpointer``.
-    record : RunRecord
+    record : TrainingRecord
         Of its epochs.
 
     Returns
@@ -619,14 +619,14 @@ def finish(settings: Mapping[str, Any], record: RunRecord) -> str:
     )
 
 
-def begin_epochs(folder: Path, record: RunRecord) -> None:
+def begin_epochs(folder: Path, record: TrainingRecord) -> None:
     """Record that epochs follow: weights that are there are not the run's last ones.
 
     Parameters
     ----------
     folder : pathlib.Path
         The run's.
-    record : RunRecord
+    record : TrainingRecord
         Of the epochs that are done.
     """
     replace(record, averaged=()).write(folder)
@@ -655,7 +655,7 @@ class RunFiles:
     output: Path
     trial: bool
 
-    def take_over(self, record: RunRecord) -> None:
+    def take_over(self, record: TrainingRecord) -> None:
         """Put them in the place of the run's, for it has recovered: nothing refuses them.
 
         From here on its weights are not the last ones.

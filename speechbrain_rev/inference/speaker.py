@@ -134,10 +134,9 @@ class SpeakerEmbedder:
         Raises
         ------
         FileNotFoundError
-            If there is no such folder or model, or no weights in it.
+            If there is no such folder, or no weights in it.
         OSError
-            What huggingface_hub raises where the Hub cannot be reached, or the user has
-            no access.
+            If the Hub has no such model, cannot be reached, or gives the user no access.
         ValueError
             If a file is damaged, leads out of the folder, or has other weights than its
             encoder; if the encoder or its features are not known; if the device or the

@@ -21,7 +21,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-import yaml
 from speechbrain.utils.checkpoints import METAFNAME
 from torch import Tensor
 
@@ -33,8 +32,10 @@ from speechbrain_rev.inference.thresholds import (
     read_thresholds,
 )
 from speechbrain_rev.inference.untrusted import (
+    GIVEN,
     check_weights,
     own_file,
+    plain_yaml,
     read_own,
     read_tensors,
 )
@@ -132,8 +133,8 @@ def model_folder(
     FileNotFoundError
         If there is neither such a folder nor such a model.
     OSError
-        What huggingface_hub raises where the Hub has no such model or revision, the user
-        has no access, or it cannot be reached.
+        If the Hub has no such model or revision, the user has no access, or it cannot be
+        reached: in the words of huggingface_hub, whose error is the cause.
     ValueError
         If ``revision`` is given with a local folder.
     """
@@ -153,9 +154,16 @@ def model_folder(
     from huggingface_hub import snapshot_download
 
     names = [SAFETENSORS, SUMS, THRESHOLDS, *also]
-    folder = Path(
-        snapshot_download(str(source), revision=revision, allow_patterns=names)
-    )
+    try:
+        folder = Path(
+            snapshot_download(str(source), revision=revision, allow_patterns=names)
+        )
+    # Errors are those of whichever HTTP client a version of huggingface_hub has.
+    except Exception as error:
+        raise OSError(
+            f"There is no folder {source} here, and as the id of a model on the Hub it "
+            f"cannot be fetched: {' '.join(str(error).split())}"
+        ) from error
     if revision is None or not _COMMIT.fullmatch(revision):
         logger.info(
             "%s: %s is commit %s. Load the same again by revision=%r.",
@@ -377,7 +385,8 @@ def read_weights(
         description = _described(tensors, encoder or {})
         with torch.device("meta"):
             expected = built_of(description).state_dict()
-    except ValueError as error:
+    # Whoever gives another argument than build_encoder takes reads which.
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
     check_weights(tensors, expected, path)
     state_dict = {name: value.clone() for name, value in tensors.items()}
@@ -463,7 +472,8 @@ def encoder_file(source: Path) -> Path:
     for name in (SAFETENSORS, WEIGHTS):
         if (source / name).exists():
             return own_file(source, name)
-    checkpoint = newest_checkpoint(source)
+    wanted = f"{SAFETENSORS} (of a model on the Hub nothing else is read) or {WEIGHTS}"
+    checkpoint = newest_checkpoint(source, wanted)
     named = [checkpoint / WEIGHTS] if (source / checkpoint / WEIGHTS).exists() else []
     others = sorted((source / checkpoint).glob("*.ckpt"))
     for candidate in named or [path.relative_to(source) for path in others]:
@@ -483,13 +493,15 @@ def _has_description(path: Path) -> bool:
         return False
 
 
-def newest_checkpoint(folder: Path) -> Path:
+def newest_checkpoint(folder: Path, wanted: str) -> Path:
     """Find the newest checkpoint of a run.
 
     Parameters
     ----------
     folder : pathlib.Path
         Its ``output_folder``, or a checkpoint.
+    wanted : str
+        What is looked for there, for the error message.
 
     Returns
     -------
@@ -503,14 +515,18 @@ def newest_checkpoint(folder: Path) -> Path:
     ValueError
         If a checkpoint does not give its epoch and step.
     """
-    found = [
+    checkpoints = [
         path.parent.relative_to(folder)
         for place in (".", "CKPT*", "*/CKPT*")
         for path in folder.glob(f"{place}/{METAFNAME}")
     ]
-    if not found:
-        own_file(folder, WEIGHTS)
-    return max(found, key=lambda one: (checkpoint_place(folder, one), one))
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {folder}. Give {GIVEN}.")
+    if not checkpoints:
+        raise FileNotFoundError(
+            f"{folder} has no {wanted}, and no checkpoint. Give {GIVEN}."
+        )
+    return max(checkpoints, key=lambda one: (checkpoint_place(folder, one), one))
 
 
 def checkpoint_place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:
@@ -538,15 +554,16 @@ def checkpoint_place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, fl
     """
     check_known(folder / checkpoint, (METAFNAME, COUNTER, BRAIN))
 
-    def content(name: str) -> str | None:
+    def content(name: str) -> bytes | None:
         if not (folder / checkpoint / name).exists():
             return None
-        return read_own(folder, checkpoint / name, _MOST_BYTES).decode()
+        return read_own(folder, checkpoint / name, _MOST_BYTES)
 
     try:
-        meta, brain = (yaml.safe_load(content(n) or "{}") for n in (METAFNAME, BRAIN))
-        return place_of(meta, content(COUNTER), brain)
-    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        meta, brain = (plain_yaml(content(n) or b"{}") for n in (METAFNAME, BRAIN))
+        counter = content(COUNTER)
+        return place_of(meta, None if counter is None else counter.decode(), brain)
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(
             f"{folder / checkpoint} does not say its epoch and step ({error}), so that the "
             "newest checkpoint is not known. Remove that checkpoint to use another."

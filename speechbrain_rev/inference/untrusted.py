@@ -19,12 +19,14 @@ from typing import Any, BinaryIO
 
 import safetensors.torch
 import torch
+import yaml
 from torch import Tensor
 
 from speechbrain_rev.lobes.description import weights_in
 from speechbrain_rev.lobes.pretrained import state_dict_in
 
-_GIVEN = (
+#: What has to be given where there is none of it.
+GIVEN = (
     "the output_folder of a training run (recipes/VoxCeleb/train.py, or SpeechBrain's own "
     "script), a folder that speechbrain-rev export or convert wrote, or the id of a model "
     "on the Hugging Face Hub, owner/model"
@@ -40,7 +42,7 @@ _SNAPSHOT = re.compile(r"models--[\w.-]+/snapshots/[0-9a-f]{40}", re.ASCII)
 _HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-def own_file(folder: Path, name: str | Path, *, given: str = _GIVEN) -> Path:
+def own_file(folder: Path, name: str | Path, *, given: str = GIVEN) -> Path:
     """Find a file that really lies in the folder, links followed.
 
     The files of a snapshot in the cache of huggingface_hub are links to where the cache
@@ -93,7 +95,7 @@ def _is_within(folder: Path, file: Path) -> bool:
     return file.parent in (repository / "blobs", shared)
 
 
-def open_own(folder: Path, name: str | Path, *, given: str = _GIVEN) -> BinaryIO:
+def open_own(folder: Path, name: str | Path, *, given: str = GIVEN) -> BinaryIO:
     """Open a file that ``own_file`` finds.
 
     Parameters
@@ -194,6 +196,33 @@ def strict_json(content: bytes) -> Any:
         )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+class _Plain(yaml.SafeLoader):
+    """Reads plain values, of which merge keys are none: they double what they merge."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Leave a merge key as it is, which is then refused like any unknown tag."""
+
+
+def plain_yaml(content: bytes) -> Any:
+    """Read YAML of plain values.
+
+    Raises
+    ------
+    ValueError
+        If it is anything else.
+
+    Example
+    -------
+    >>> plain_yaml(b"epoch: !new:os.system [ls]")
+    Traceback (most recent call last):
+    ValueError: could not determine a constructor for the tag '!new:os.system' ...
+    """
+    try:
+        return yaml.load(content, _Plain)
+    except (*REFUSED, yaml.YAMLError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from speechbrain_rev.architectures import ARCHITECTURES
@@ -29,7 +28,12 @@ from speechbrain_rev.inference.trained import (
     read_weights,
     write_weights,
 )
-from speechbrain_rev.inference.untrusted import read_own, read_tensors, some_names
+from speechbrain_rev.inference.untrusted import (
+    plain_yaml,
+    read_own,
+    read_tensors,
+    some_names,
+)
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.description import (
     EncoderDescription,
@@ -90,8 +94,10 @@ def from_wespeaker(
     >>> settings = {"name": "resnet34", "widths": (4, 8, 8, 8), "blocks": (1, 2, 1, 1)}
     >>> theirs = to_wespeaker(settings, encoder.state_dict())
     >>> settings, weights = from_wespeaker(theirs)
-    >>> settings["blocks"], settings["n_mels"], weights.keys() == encoder.state_dict().keys()
-    ([1, 2, 1, 1], 80, True)
+    >>> settings["blocks"], settings["n_mels"]
+    ([1, 2, 1, 1], 80)
+    >>> weights.keys() == weights_in(encoder.state_dict()).keys()
+    True
     """
     kept = _of_network({k: v.detach() for k, v in state_dict.items()})
     for prefix, what in _OTHER_NETWORKS.items():
@@ -399,8 +405,8 @@ def convert_to_wespeaker(
 def _check_config(path: Path, settings: Mapping[str, Any]) -> None:
     """Refuse a network or a front-end that is not what its weights are taken for."""
     try:
-        config = yaml.safe_load(read_own(path.parent, path.name, _MOST_BYTES))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        config = plain_yaml(read_own(path.parent, path.name, _MOST_BYTES))
+    except ValueError as error:
         raise ValueError(f"{path} cannot be read as plain YAML: {error}") from error
     expected = _CONFIG | {key: settings[name] for key, name in _CONFIG_SIZES.items()}
     for keys, value in expected.items():

@@ -42,9 +42,9 @@ class FrontEnd:
         Whose filterbanks of windows of 25 ms each 10 ms: SpeechBrain's, of this package's
         training, or Kaldi's, of WeSpeaker's.
     sample_rate : int
-        Of the waveforms, Hz.
+        Of the waveforms, Hz: at most 16000, whose windows SpeechBrain's Fbank takes.
     n_mels : int
-        Mel bands.
+        Mel bands, at most 512.
     normalisation : {"sentence_mean"}
         What is subtracted from the filterbanks of an utterance: their mean over time.
 
@@ -66,8 +66,10 @@ class FrontEnd:
 
     def __post_init__(self) -> None:
         _check_one_of("kind of front_end", self.kind, FRONT_END_KINDS)
-        _check_count("sample_rate of front_end", self.sample_rate)
-        _check_count("n_mels of front_end", self.n_mels)
+        _check_count(
+            "sample_rate of front_end", self.sample_rate, least=4000, most=16000
+        )
+        _check_count("n_mels of front_end", self.n_mels, most=512)
         _check_one_of("normalisation of front_end", self.normalisation, NORMALISATIONS)
 
 
@@ -92,8 +94,8 @@ class EncoderDescription:
     --------
     >>> from speechbrain_rev.lobes import build_encoder
     >>> encoder = build_encoder("resnet34", blocks=(1, 1, 1, 1))
-    >>> EncoderDescription.of_state_dict(encoder.state_dict()) == encoder.description
-    True
+    >>> EncoderDescription.of_state_dict(encoder.state_dict()).blocks
+    (1, 1, 1, 1)
     """
 
     name: str
@@ -168,10 +170,17 @@ class EncoderDescription:
                 front_end = names_with_values("front_end", fields["front_end"])
                 fields["front_end"] = made_of(FrontEnd, front_end)
             return made_of(cls, fields)
-        except (ValueError, KeyError, RecursionError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            ArithmeticError,
+            RuntimeError,
+        ) as error:
+            reason = f"{error} is missing" if type(error) is KeyError else str(error)
             raise ValueError(
                 f"the weights do not say of which encoder they are: {DESCRIPTION} is no "
-                f"description of one ({error})"
+                f"description of one ({reason})"
             ) from error
 
 
@@ -251,8 +260,10 @@ def _check_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} is {value!r} and takes {' or '.join(allowed)}")
 
 
-def _check_count(name: str, value: object, *, least: int = 1) -> None:
-    if type(value) is not int or not least <= value <= _LARGEST:
+def _check_count(
+    name: str, value: object, *, least: int = 1, most: int = _LARGEST
+) -> None:
+    if type(value) is not int or not least <= value <= most:
         raise ValueError(
-            f"{name} is {value!r} and takes a whole number from {least} to {_LARGEST:,}"
+            f"{name} is {value!r} and takes a whole number from {least} to {most:,}"
         )

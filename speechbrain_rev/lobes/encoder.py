@@ -115,8 +115,8 @@ class SpeakerEncoder(nn.Module):
         Channels and blocks of each stage, to make an encoder of another size.
     front_end : FrontEnd, mapping of its fields, or None
         How the features are made that it is trained on, see
-        :class:`~speechbrain_rev.lobes.description.FrontEnd`. The state dict says so, with
-        what the encoder was built of, to whoever loads the weights. None where it is not
+        :class:`~speechbrain_rev.lobes.description.FrontEnd`. It is in the state dict, with
+        what the encoder was built of, for whoever loads the weights. None where it is not
         known.
 
     Raises

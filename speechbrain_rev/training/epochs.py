@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from speechbrain_rev.data import ChunkBatch
 from speechbrain_rev.inference.running import RepeatedShapes
-from speechbrain_rev.inference.runs import RunFiles, RunRecord
+from speechbrain_rev.inference.runs import RunFiles, TrainingRecord
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.checkpointer import is_end_of_epoch, place_in_run
 from speechbrain_rev.scoring import Trials, cosine_trials, eer
@@ -79,7 +79,7 @@ class ValidatedEpochs(CheckedSteps):
     shapes: RepeatedShapes
     bar: tqdm[Any]
     #: What happens, and where the run's files are; None where nothing is recorded.
-    record: RunRecord | None = None
+    record: TrainingRecord | None = None
     files: RunFiles | None = None
     #: Those of the epoch that is trained.
     batches: TimedBatches

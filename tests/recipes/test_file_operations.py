@@ -8,13 +8,13 @@ import matplotlib.figure  # noqa: F401 -- here once, and not in each process tha
 import numpy as np
 import pytest
 import speechbrain as sb
-from speechbrain_rev.inference.run_folder import read_results
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.data import audio_files, packing, read_audio, read_manifest
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.data.preparation import read_prepared
 from speechbrain_rev.inference import EmbeddingArchive, extraction
+from speechbrain_rev.inference.thresholds import read_results
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
 from speechbrain_rev.scoring import read_scores, read_trials
 from speechbrain_rev.training.progress import beginning_log

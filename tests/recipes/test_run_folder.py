@@ -111,7 +111,7 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(again, folder):
     assert refusals[0] == refusals[1]
     delete_checkpoints(folder)
     for options in (["--dry_run"], []):
-        with pytest.raises(ValueError, match="has trained 1 epochs, and .* has ch"):
+        with pytest.raises(ValueError, match=r"has trained 1 epochs, and .* has ch"):
             again(*options, number_of_epochs=2)
 
 
@@ -362,7 +362,7 @@ def test_a_finished_run_that_is_started_again_changes_nothing(again, folder, los
     with pytest.raises(ValueError, match="other data settings"):
         again(valid_speakers=2)
     if lost == "checkpoints":
-        with pytest.raises(ValueError, match="has trained 1 epochs, and .* has ch"):
+        with pytest.raises(ValueError, match=r"has trained 1 epochs, and .* has ch"):
             again(number_of_epochs=2)
     assert contents(folder) == before
 

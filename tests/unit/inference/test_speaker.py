@@ -22,7 +22,6 @@ from speechbrain_rev.inference import (
     running,
 )
 from speechbrain_rev.inference.front_ends import FRONT_ENDS
-from speechbrain_rev.inference.wespeaker import convert_from_wespeaker
 from speechbrain_rev.lobes import build_encoder, inference_form
 from speechbrain_rev.lobes.pretrained import load_strictly
 from speechbrain_rev.planner import Plan
@@ -136,16 +135,6 @@ def test_a_device_or_precision_that_is_no_use_is_refused_before_anything_is_read
     assert SpeakerEmbedder.from_run(trained[0]).device.type == "cpu"
 
 
-def test_keywords_of_speechbrain_are_refused_with_those_that_are_taken():
-    message = (
-        "^SpeakerEmbedder.from_hparams takes source, revision, device and precision, "
-        "not savedir, run_opts.*EncoderClassifier"
-    )
-    with pytest.raises(TypeError, match=message) as error:
-        SpeakerEmbedder.from_hparams("a", savedir="b", run_opts={}, device="cpu")
-    assert "\n" not in str(error.value)
-
-
 def test_the_fingerprint_is_of_weights_and_precision(trained, embedder, tmp_path):
     write_run(tmp_path, seed=1)
     other, again = (
@@ -211,11 +200,8 @@ def test_a_gpu_gives_the_cpu_s_embedding(trained, embedder):
         (read_scores, "a score file"),
         (EmbeddingArchive.load, "an archive of embeddings"),
         (EnrolledSpeaker.load, "an enrolled speaker"),
-        (SpeakerEmbedder.from_run, "a run"),
-        (SpeakerEmbedder.from_hparams, "an exported model"),
         (read_cohort, "the cohort of a model"),
         (Plan.load, "a plan"),
-        (lambda file: convert_from_wespeaker(file, "nowhere"), "a WeSpeaker model"),
     ],
 )
 def test_an_open_file_where_a_path_is_needed_is_refused(read, what):
