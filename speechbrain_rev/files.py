@@ -36,6 +36,7 @@ LOCK = ".lock"
 
 _BLOCK_BYTES = 2**20
 _MOST_JSON_BYTES = 10_000_000
+_MOST_SUMS_BYTES = 1_000_000
 # More bytes, or seconds, than anything has.
 _LARGEST = 2**60
 # Errors of a disk that takes no more, whatever the file.
@@ -399,6 +400,11 @@ def sums_in(folder: str | Path) -> dict[str, str]:
     path = Path(folder, SUMS)
     if not path.is_file():
         return {}
+    if path.stat().st_size > _MOST_SUMS_BYTES:
+        raise ValueError(
+            f"{path} has more than {_MOST_SUMS_BYTES:,} bytes, and is no list of checksums. "
+            "Bring back the file as it was, or delete it."
+        )
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return {name: digest for digest, _, name in (x.partition("  ") for x in lines)}
 
@@ -424,19 +430,13 @@ def write_sums(folder: str | Path, digests: Mapping[str, str]) -> None:
     write_whole(Path(folder, SUMS), "".join(lines))
 
 
-def check_sum(
-    path: str | Path, *, folder: str | Path | None = None, name: str | None = None
-) -> None:
+def check_sum(path: str | Path) -> None:
     """Refuse a file that is not as its checksum says; one without is as it is.
 
     Parameters
     ----------
     path : str or Path
-        The file, which is there.
-    folder : str or Path, optional
-        Whose ``SHA256SUMS`` name it; by default its own.
-    name : str, optional
-        What it is called there; by default where it is from the folder.
+        The file, which is there; ``SHA256SUMS`` are beside it.
 
     Raises
     ------
@@ -455,9 +455,7 @@ def check_sum(
     Traceback (most recent call last):
     ValueError: ...train.csv is not as it was written: ...
     """
-    folder = Path(path).parent if folder is None else Path(folder)
-    # A name of another folder begins with ../, as sha256sum takes it.
-    name = name or Path(os.path.relpath(path, folder)).as_posix()
+    folder, name = Path(path).parent, Path(path).name
     written = sums_in(folder).get(name)
     if written is not None and digest_of(path) != written:
         raise ValueError(

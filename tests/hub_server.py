@@ -31,8 +31,6 @@ class Repository:
 
     refs: dict[str, str] = field(default_factory=dict)
     commits: dict[str, Files] = field(default_factory=dict)
-    #: What is listed in the place of a file's true size.
-    sizes: dict[str, int | None] = field(default_factory=dict)
 
     def commit(self, files: Files, *refs: str) -> str:
         """Add files as a commit, to which branches and tags move."""
@@ -110,11 +108,12 @@ class _Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         hub.requests.append(f"{self.command} {path}")
         listing = re.fullmatch("/api/models/([^/]+/[^/]+)/revision/([^/]+)", path)
+        tree = re.fullmatch("/api/models/([^/]+/[^/]+)/tree/([^/]+)", path)
         file = re.fullmatch("/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         if listing and hub.answer is not None:
             self._send(*hub.answer)
             return
-        asked = listing or file
+        asked = listing or tree or file
         if asked is None or asked[1] not in hub.repositories:
             # As the Hub answers whoever is not logged in.
             self._send(401, error="RepoNotFound")
@@ -125,9 +124,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, error="RevisionNotFound")
             return
         files = repository.commits[commit]
-        if listing:
-            sizes = {name: len(data) for name, data in files.items()} | repository.sizes
-            listed = [{"rfilename": name, "size": size} for name, size in sizes.items()]
+        if tree:
+            listed = [
+                {"type": "file", "path": name, "size": len(data), "oid": commit_of({})}
+                for name, data in files.items()
+            ]
+            self._send(200, json.dumps(listed).encode())
+        elif listing:
+            listed = [{"rfilename": name} for name in files]
             # All that versions of huggingface_hub since 0.20 look for.
             answer = {"id": asked[1], "modelId": asked[1], "private": False}
             answer |= {"downloads": 0, "likes": 0, "tags": []}

@@ -3,6 +3,8 @@
 import functools
 import itertools
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,11 @@ import soundfile
 import torch
 from speechbrain.dataio.encoder import CategoricalEncoder
 
-from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.data import Utterance, write_manifest
 from speechbrain_rev.inference import EmbeddingArchive
-from speechbrain_rev.inference.run_folder import RESULTS, read_weights
+from speechbrain_rev.inference.runs import TrainingRecord, read_record
+from speechbrain_rev.inference.thresholds import RESULTS
+from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.classifier import CosineClassifier
@@ -26,16 +29,60 @@ TINY = {
     "embedding_dim": 16,
     "sample_rate": 16000,
 }
+#: Other settings of a run that its record is asked for.
+SETTINGS = {
+    "pooling": "statistics",
+    "loss": "aam_softmax",
+    "speeds": [1.0, 0.9, 1.1],
+    "number_of_epochs": 2,
+    "average_checkpoints": 1,
+    "batch_size": 4,
+    "data_folder": "/secret/place/VoxCeleb2",
+    "train_list": None,
+    "trial_lists": ["/secret/place/one.txt"],
+    "trials_folder": None,
+    "any_extension": False,
+    "outside_files": False,
+    "channel": None,
+    "cohort_top_n": 600,
+}
+SPEAKERS = ("id00001", "id00002", "id00003")
+#: What happened in it.
+HAPPENED = {
+    "data": {
+        "utterances": 12,
+        "speakers": len(SPEAKERS),
+        "held_out_speakers": 2,
+        "left_out": 0,
+    },
+    "augmentation": {
+        "speeds": SETTINGS["speeds"],
+        "noise": False,
+        "reverberation": False,
+    },
+    "device": "cpu, 1 process(es)",
+    "versions": {"torch": torch.__version__},
+    "epochs": 2,
+    "seconds": 90.0,
+    "lr": 0.01,
+    "margin": 0.2,
+    "averaged": (2,),
+}
+#: Of the features that encoders here take.
+FRONT_END = {"kind": "speechbrain", "sample_rate": TINY["sample_rate"]}
 
 
-def tiny_encoder(seed: int = 0, arch: str = TINY["arch"]) -> SpeakerEncoder:
+def tiny_encoder(
+    seed: int = 0, front_end: Mapping[str, object] = FRONT_END
+) -> SpeakerEncoder:
     torch.manual_seed(seed)
     encoder = build_encoder(
-        arch,
+        TINY["arch"],
         widths=TINY["widths"],
         blocks=TINY["blocks"],
         n_mels=TINY["n_mels"],
         embedding_dim=TINY["embedding_dim"],
+        front_end=front_end,
     )
     # Statistics that differ from the initial ones: eval mode must use them.
     with torch.no_grad():
@@ -46,21 +93,26 @@ def tiny_encoder(seed: int = 0, arch: str = TINY["arch"]) -> SpeakerEncoder:
 
 
 def write_run(folder: Path, seed: int = 0, **changed: object) -> SpeakerEncoder:
-    """Write a finished run's hyperparams.yaml and weights; the encoder in them."""
+    """Write a finished run's record and weights, and settings that run code; its encoder."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {**TINY, **changed}
-    lines = [f"{name}: {'null' if v is None else v}" for name, v in settings.items()]
-    objects = [
-        "embedding_model: !new:speechbrain_rev.lobes.build_encoder",
-        "    name: !ref <arch>",
-        "checkpointer: !new:os.system [touch executed]",
-    ]
-    (folder / "hyperparams.yaml").write_text("\n".join(lines + objects) + "\n")
-    arch = settings["arch"]
-    # What is no encoder's name is for the reader to refuse.
-    encoder = tiny_encoder(seed, arch if arch in ARCHITECTURES else TINY["arch"])
+    TrainingRecord(settings={**TINY, **SETTINGS, **changed}, **HAPPENED).write(folder)
+    hostile = "checkpointer: !new:os.system [touch executed]\n"
+    (folder / "hyperparams.yaml").write_text(hostile)
+    encoder = tiny_encoder(seed)
     torch.save(encoder.state_dict(), folder / "embedding_model.ckpt")
     return encoder
+
+
+def change_record(
+    folder: Path, settings: Mapping[str, object] | None = None, **changed: object
+) -> TrainingRecord:
+    """Change what a run's record says, and some of its settings; the new record."""
+    record = read_record(folder)
+    record = replace(
+        record, settings={**record.settings, **(settings or {})}, **changed
+    )
+    record.write(folder)
+    return record
 
 
 def speech_like(seconds: float = 1.0, rate: int = 16000, seed: int = 0) -> np.ndarray:
@@ -106,13 +158,9 @@ def write_scorable_run(folder: Path, data: Path, **changed: object) -> Path:
         (folder / name).write_text(lines)
     settings = {
         "trial_lists": [str(folder / "one.txt"), str(folder / "other.txt")],
-        "data_folder": data,
-        "trials_folder": data,
-        "outside_files": "false",
-        "channel": None,
-        "cohort_top_n": 600,
+        "data_folder": str(data),
+        "trials_folder": str(data),
         # Speed perturbation made three classes of each speaker.
-        "speeds": [1.0, 0.9, 1.1],
         "out_n_neurons": 3 * len(trained),
     }
     write_run(folder, **{**settings, **changed})
@@ -128,30 +176,21 @@ def write_scorable_run(folder: Path, data: Path, **changed: object) -> Path:
     return folder
 
 
-SPEAKERS = ("id00001", "id00002", "id00003")
-
-
 def write_finished_run(
     folder: Path, speakers: tuple[str, ...] = SPEAKERS, **changed: object
 ) -> CosineClassifier:
     """Write a run with its labels, data and last checkpoint; the classifier in it."""
-    speeds = [1.0, 0.9, 1.1]
-    settings = {"speeds": speeds, "cohort_top_n": 600, "batch_size": 4}
-    encoder = write_run(folder, **{**settings, **changed})
+    encoder = write_run(folder, **changed)
     save = folder / "save"
     save.mkdir(exist_ok=True)
     labels = CategoricalEncoder()
     labels.update_from_iterable(speakers)
     labels.save(save / "label_encoder.txt")
     torch.manual_seed(1)
-    classifier = CosineClassifier(TINY["embedding_dim"], len(speakers) * len(speeds))
+    classes = len(speakers) * len(SETTINGS["speeds"])
+    classifier = CosineClassifier(TINY["embedding_dim"], classes)
     modules = {"embedding_model": encoder, "classifier": classifier}
     WholeCheckpointer(save, modules).save_checkpoint()
-    lists = {"train_list": {}, "trial_lists": {"/secret/place/one.txt": "f00d"}}
-    prepared = {"utterances": 12, "speakers": len(speakers)}
-    data = {"data_folder": "/secret/place/VoxCeleb2", **lists}
-    record = {"settings": data, "prepared": prepared}
-    (save / "prepared.json").write_text(json.dumps(record))
     return classifier
 
 

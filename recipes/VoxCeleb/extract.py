@@ -25,8 +25,9 @@ from speechbrain_rev.inference.evaluation import (
     channels_of_run,
     extract,
     files_of_run,
-    unfinished,
 )
+from speechbrain_rev.inference.runs import standing
+from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.processes import joined, own_device, process_rank
 
 EXAMPLES = (
@@ -99,8 +100,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             cohort,
             channels=channels_of_run(options.run_folder),
         )
-        if process_rank() == 0 and (early := unfinished(options.run_folder)):
-            print(early)
+    run = options.run_folder
+    if process_rank() == 0 and (early := standing(run, read_weights(run))):
+        print(early)
     for path, archive in made.items():
         utterances, dim = archive.embeddings.shape
         print(f"{path}: {utterances} embeddings of {dim} dimensions")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 
+from speechbrain_rev.cli import run_script
 from speechbrain_rev.hparams import settings_help
 
 HELP = f"""{__doc__}
@@ -29,7 +30,7 @@ def asks_for_help(argv):
 
 if __name__ == "__main__" and asks_for_help(sys.argv[1:]):
     # Before what takes seconds to import, and prints.
-    print(HELP)
+    run_script(lambda: print(HELP))
     sys.exit()
 
 from speechbrain_rev import torchaudio_pair  # noqa: F401, before SpeechBrain
@@ -45,7 +46,6 @@ from hyperpyyaml import load_hyperpyyaml
 from speechbrain.utils.distributed import get_rank, run_on_main
 from speechbrain.utils.run_opts import RunOptions
 
-from speechbrain_rev.cli import run_script
 from speechbrain_rev.data import GlobalRandomState
 from speechbrain_rev.data.augmentation import check_noise
 from speechbrain_rev.data.dataset import (
@@ -60,11 +60,28 @@ from speechbrain_rev.data.preparation import (
     read_prepared,
     write_missing_sums,
 )
+from speechbrain_rev.devices import described
 from speechbrain_rev.files import check_writable
 from speechbrain_rev.hparams import OptimizerWarning, compose, plain_settings
-from speechbrain_rev.inference.run_folder import HYPERPARAMS
+from speechbrain_rev.inference.runs import (
+    HYPERPARAMS,
+    RANDOM_STATE,
+    already_finished,
+    begin_record,
+    changed_settings,
+    finish,
+    finished,
+    has_run,
+    kept_in,
+    owned,
+    partial_epoch,
+    refuse_fewer_epochs,
+    refuse_folders_of_another_run,
+    refuse_other_network,
+    write_hyperparams,
+)
 from speechbrain_rev.lobes.checkpointer import CHANNELS, KeptArithmetic
-from speechbrain_rev.processes import end_process
+from speechbrain_rev.processes import end_process, process_count
 from speechbrain_rev.scoring import read_trials
 from speechbrain_rev.training import (
     EpochLog,
@@ -74,24 +91,7 @@ from speechbrain_rev.training import (
     give_modes,
 )
 from speechbrain_rev.training.progress import beginning_log, keep_routine_off_terminal
-from speechbrain_rev.training.run_settings import (
-    RANDOM_STATE,
-    already_finished,
-    changed_settings,
-    finish,
-    finished,
-    kept_in,
-    owned,
-    partial_epoch,
-    refuse_fewer_epochs,
-    refuse_folders_of_another_run,
-    refuse_other_network,
-    refuse_own_folder,
-    refuse_short_epochs,
-    refuse_without_checkpoints,
-    start_from,
-    write_hyperparams,
-)
+from speechbrain_rev.training.start_from import refuse_own_folder, start_from
 
 DRY_RUN = ("--dry_run", "--dry-run")
 
@@ -129,7 +129,8 @@ class SpeakerBrain(ValidatedEpochs):
 def list_data(settings):
     """List the speech that a run's settings name; the main process works, all read."""
     save = settings["save_folder"]
-    run_on_main(prepare, args=[DataSettings.of(settings), save])
+    begun = {"begun": has_run(settings)}
+    run_on_main(prepare, args=[DataSettings.of(settings), save], kwargs=begun)
     run_on_main(write_missing_sums, args=[save])
     prepared = read_prepared(save)
     run_on_main(print, args=[prepared.in_words()])
@@ -197,7 +198,7 @@ def main(argv=None, dry_run=dry_run):
     output, save = Path(settings["output_folder"]), Path(settings["save_folder"])
     if not trial and finished(settings):
         # Other data settings than those of its lists are refused.
-        prepare(DataSettings.of(settings), save)
+        prepare(DataSettings.of(settings), save, begun=True)
         run_on_main(print, args=[already_finished(settings)])
     else:
         check_noise(settings)
@@ -209,8 +210,6 @@ def main(argv=None, dry_run=dry_run):
             check_writable("save_folder", save)
         with owned(output, save):
             if dry or not trial:
-                refuse_short_epochs(settings, debugs=debugs)
-                refuse_without_checkpoints(settings)
                 refuse_fewer_epochs(settings)
             with kept_in(settings, trial=trial) as files:
                 train(text, settings, run_opts, files, dry_run if dry else None)
@@ -237,11 +236,18 @@ def train(text, settings, run_opts, files, dry_run):
         # It has the words of torch for it, twice.
         warnings.filterwarnings("ignore", "This DataLoader will create")
     brain = build_brain(hparams, run_opts)
+    run_on_main(print, args=[hparams["lr_annealing"].in_words()])
     train_set = train_loader(hparams)
     brain.train_sampler = train_set.batch_sampler
     brain.train_dataset = train_set.dataset
     give_modes(brain, files.folder)
-    brain.on_recovered = files.take_over
+    brain.record = begin_record(
+        plain_settings(text),
+        prepared,
+        hparams["wav_augment"].used(),
+        f"{described(torch.device(brain.device))}, {process_count()} process(es)",
+    )
+    brain.files = files
     if dry_run:
         dry_run(brain, train_set)
         return
@@ -258,7 +264,7 @@ def train(text, settings, run_opts, files, dry_run):
     if brain.debug:
         run_on_main(print, args=["--debug: embedding_model.ckpt is not written."])
     else:
-        run_on_main(print, args=[run_on_main(finish, args=[hparams])])
+        run_on_main(print, args=[run_on_main(finish, args=[hparams, brain.record])])
 
 
 def run():

@@ -49,7 +49,7 @@ from speechbrain_rev.inference.evaluation import (
     score,
     trial_files,
 )
-from speechbrain_rev.inference.run_folder import read_settings
+from speechbrain_rev.inference.runs import record_of
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner import live_bytes_peak
 from speechbrain_rev.planner.timing import interleaved_seconds
@@ -242,7 +242,7 @@ def train_run(
 def systems(run: Path, device: str) -> dict[str, SpeakerEmbedder]:
     """Load what was trained, and what it has to be better than."""
     names = ("arch", "widths", "blocks", "n_mels", "embedding_dim", "seed")
-    settings = read_settings(run, names)
+    settings = {name: record_of(run).settings[name] for name in names}
     seed, arch = settings.pop("seed"), settings.pop("arch")
     torch.manual_seed(seed)
     untrained = WaveformEncoder(build_encoder(arch, **settings))

@@ -48,7 +48,7 @@ from speechbrain_rev.inference.evaluation import (
     score,
     trial_files,
 )
-from speechbrain_rev.inference.run_folder import read_settings
+from speechbrain_rev.inference.runs import record_of
 
 REPOSITORY = Path(__file__).parents[2]
 HPARAMS = REPOSITORY / "hparams" / "minivox.yaml"
@@ -364,8 +364,9 @@ def score_baselines(
     """
     manifest = run / "save" / "train.csv"
     speakers = {item.ID: item.spk_id for item in read_manifest(manifest)}
-    sizes = read_settings(run, ["n_mels", "sample_rate"])
-    top_n = read_settings(run, ["cohort_top_n"])["cohort_top_n"]
+    settings = record_of(run).settings
+    sizes = {name: settings[name] for name in ("n_mels", "sample_rate")}
+    top_n = settings["cohort_top_n"]
     for name, with_mean in figures.BASELINES.items():
         folder = study.baseline_folder(name)
         if (folder / figures.SCORED).is_file():

@@ -42,20 +42,21 @@ def _add_export(add: Callable[..., argparse.ArgumentParser]) -> None:
     reads, output = (command.add_argument_group(title) for title in (READS, OUTPUT))
     run_help = (
         "output_folder of a training run (recipes/VoxCeleb/train.py, or SpeechBrain's own "
-        "script); for a graph also what export or convert wrote"
+        "script), or a model whose weights are in embedding_model.ckpt alone; for a graph "
+        "also what export or convert wrote"
     )
     reads.add_argument("run_folder", metavar="RUN_FOLDER", help=run_help)
     out_help = "folder to write, new or empty; or a file, MODEL.onnx or MODEL.pt2"
     output.add_argument("out", metavar="OUT", help=out_help)
     labels_help = (
         "for a folder: the label_encoder.txt that numbers the training speakers; default: "
-        "RUN_FOLDER/save/label_encoder.txt"
+        "label_encoder.txt in RUN_FOLDER or its save/"
     )
     reads.add_argument("--labels", metavar="FILE", help=labels_help)
     speeds_help = (
         "for a folder: how many classes each training speaker has, as speed "
-        "perturbation does, the speaker as recorded first; default: as RUN_FOLDER's "
-        "hyperparams.yaml has it, or 1 where there are as many classes as speakers"
+        "perturbation does, the speaker as recorded first; default: as the run "
+        "records it, or 1 where there are as many classes as speakers"
     )
     reads.add_argument("--speeds", metavar="N", type=int, help=speeds_help)
 
@@ -104,28 +105,21 @@ def _add_convert(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "convert",
         _convert,
-        "convert weights that others saved",
+        "convert weights that WeSpeaker saved, and back",
         "convert wespeaker makes a folder for embed and verify of the avg_model.pt of a "
-        "ResNet; with --back, avg_model.pt of such a folder. convert speechbrain makes an "
-        "exported model with .safetensors of one that has embedding_model.ckpt alone. "
-        "Neither overwrites anything. Nothing of a file is executed.",
+        "ResNet; with --back, avg_model.pt of such a folder. Neither overwrites anything. "
+        "Nothing of a file is executed.",
         [
             " wespeaker avg_model.pt my_model",
             " wespeaker my_model avg_model.pt --back",
-            " speechbrain exported my_model",
         ],
     )
     reads, output = (command.add_argument_group(title) for title in (READS, OUTPUT))
-    reads.add_argument(
-        "kind",
-        choices=["wespeaker", "speechbrain"],
-        help="who saved the weights",
-    )
+    reads.add_argument("kind", choices=["wespeaker"], help="who saved the weights")
     reads.add_argument(
         "source",
         metavar="FROM",
-        help="avg_model.pt; an exported model's folder, or a file of weights in it; "
-        "with --back a run folder",
+        help="avg_model.pt; with --back a run or a model of ours",
     )
     output.add_argument(
         "target",
@@ -135,23 +129,23 @@ def _add_convert(add: Callable[..., argparse.ArgumentParser]) -> None:
     output.add_argument(
         "--back",
         action="store_true",
-        help="write WeSpeaker's weights, from a run folder",
+        help="write WeSpeaker's weights, from a run or a model of ours",
     )
 
 
 def _convert(parsed: argparse.Namespace) -> None:
-    if parsed.kind == "speechbrain":
-        _convert_speechbrain(parsed)
-        return
     from speechbrain_rev.inference import wespeaker
 
     if parsed.back:
         wespeaker.convert_to_wespeaker(parsed.source, parsed.target)
         print(f"{parsed.target}: weights of {parsed.source}, as WeSpeaker names them")
         return
-    settings = wespeaker.convert_from_wespeaker(parsed.source, parsed.target)
-    sizes = ", ".join(f"{name} {value}" for name, value in settings.items())
-    print(f"{parsed.target}: {sizes}")
+    encoder = wespeaker.convert_from_wespeaker(parsed.source, parsed.target)
+    sizes = f"blocks {list(encoder.blocks)}, widths {list(encoder.widths)}"
+    print(
+        f"{parsed.target}: {encoder.name}, {sizes}, n_mels {encoder.n_mels}, embedding_dim "
+        f"{encoder.embedding_dim}, features of Kaldi"
+    )
     if not Path(parsed.source).with_name("config.yaml").exists():
         print(
             "There is no config.yaml beside the weights: TSTP pooling, 16 kHz and "
@@ -161,18 +155,3 @@ def _convert(parsed: argparse.Namespace) -> None:
         f"speechbrain-rev embed {parsed.target} FILE embeds audio; projection, the "
         "classifier of its training, is left out."
     )
-
-
-def _convert_speechbrain(parsed: argparse.Namespace) -> None:
-    if parsed.back:
-        raise ValueError(
-            "--back is for wespeaker: an exported model has embedding_model.ckpt for "
-            "SpeechBrain beside its .safetensors."
-        )
-    from speechbrain_rev.inference.export import convert_from_speechbrain
-
-    missing = convert_from_speechbrain(parsed.source, parsed.target)
-    print(f"{parsed.target}: the model of {parsed.source}, with .safetensors")
-    if missing:
-        print(f"It lacks {', '.join(missing)}, which {parsed.source} does not have.")
-    print(f"speechbrain-rev embed {parsed.target} FILE embeds audio.")

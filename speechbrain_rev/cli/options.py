@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from speechbrain_rev.catalog.counts import counted_with
 from speechbrain_rev.catalog.table import EPOCHS, UTTERANCES, Training
@@ -88,6 +88,23 @@ def training_of(
     """Give the training step that ``add_training`` lets a user describe."""
     head = Head(parsed.classes, loss=parsed.loss)
     return Training(card_bytes, batch, parsed.frames, parsed.optimizer_bits, head)
+
+
+def add_encoder(command: argparse._ActionsContainer) -> None:
+    """Let a subcommand take weights that have no description of their encoder."""
+    command.add_argument(
+        "--encoder",
+        metavar="JSON",
+        type=_encoder,
+        help="of weights without a description: name, front_end and what else build_encoder "
+        'takes, as \'{"name": "resnet34", "front_end": {"kind": "speechbrain", '
+        '"sample_rate": 16000}}\'',
+    )
+
+
+def _encoder(text: str) -> dict[str, Any]:
+    # argparse reports what is no JSON, and names the option.
+    return dict(json.loads(text))
 
 
 def add_output(command: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from speechbrain_rev.cli.options import COMPUTES, OUTPUT, READS
+from speechbrain_rev.cli.options import COMPUTES, OUTPUT, READS, add_encoder
 
 if TYPE_CHECKING:
     from speechbrain_rev.inference import SpeakerEmbedder
@@ -124,8 +124,9 @@ def _add_model(
         metavar="MODEL",
         help="output_folder of a training run (recipes/VoxCeleb/train.py), what export or "
         "convert wrote, or OWNER/MODEL on the Hugging Face Hub, unless a folder is called "
-        "that",
+        "that; a file of weights",
     )
+    add_encoder(reads)
     reads.add_argument(
         "--revision",
         metavar="COMMIT",
@@ -290,6 +291,8 @@ def _verify(parsed: argparse.Namespace) -> None:
         return
     answer = "the same speaker" if verdict.same_speaker else "different speakers"
     print(f"{answer}, by the threshold {verdict.threshold:.4f}: {verdict.origin}")
+    if verdict.remark:
+        print(verdict.remark, file=sys.stderr)
 
 
 def _threshold(text: str | None, embedder: SpeakerEmbedder) -> float | str | None:
@@ -311,8 +314,8 @@ def _pin(parsed: argparse.Namespace) -> None:
         raise FileNotFoundError(
             f"There is no folder {parsed.run_folder}. Give the output_folder of a training "
             "run (recipes/VoxCeleb/train.py, or SpeechBrain's own script), a folder that "
-            "export or convert wrote, or the id of a model on the Hugging Face Hub, "
-            "owner/model."
+            "export or convert wrote, a file of weights, or the id of a model on the Hugging "
+            "Face Hub, owner/model."
         )
     if is_hub_id(parsed.run_folder) and parsed.revision != folder.name:
         print(
@@ -324,17 +327,21 @@ def _pin(parsed: argparse.Namespace) -> None:
 
 
 def _embedder(parsed: argparse.Namespace) -> SpeakerEmbedder:
-    """Load a run, or an exported model as strictly as it says of itself."""
+    """Load a trained encoder, and say where its training has not come to its end."""
     from speechbrain_rev.inference import SpeakerEmbedder
-    from speechbrain_rev.inference.evaluation import unfinished
-    from speechbrain_rev.inference.model_folder import is_exported
-    from speechbrain_rev.inference.run_folder import by_our_recipe
-    from speechbrain_rev.inference.trained import is_hub_id
+    from speechbrain_rev.inference.runs import standing
+    from speechbrain_rev.inference.trained import is_hub_id, read_weights
 
     source = parsed.run_folder
-    options = {"device": parsed.device, "precision": parsed.precision}
-    if is_hub_id(source) or is_exported(source):
-        return SpeakerEmbedder.from_hparams(source, revision=parsed.revision, **options)
-    if by_our_recipe(source) and (early := unfinished(Path(source))):
-        print(early, file=sys.stderr)
-    return SpeakerEmbedder.from_run(source, **options)
+    embedder = SpeakerEmbedder.from_hparams(
+        source,
+        revision=parsed.revision,
+        encoder=parsed.encoder,
+        device=parsed.device,
+        precision=parsed.precision,
+    )
+    if not is_hub_id(source):
+        early = standing(source, read_weights(source, parsed.encoder))
+        if early:
+            print(early, file=sys.stderr)
+    return embedder

@@ -263,6 +263,32 @@ class SpeakerAugment:
             words += f" One of the two, with probability {self.augment_prob}."
         return words
 
+    def used(self) -> dict[str, Any]:
+        """Give what training draws from.
+
+        Returns
+        -------
+        dict of str to object
+            ``speeds``, and whether ``noise`` and ``reverberation`` are added to some
+            utterances.
+
+        Raises
+        ------
+        ValueError
+            If a folder does not exist or holds no audio.
+
+        Example
+        -------
+        >>> SpeakerAugment(out_n_neurons=10, speeds=[1.0]).used()
+        {'speeds': [1.0], 'noise': False, 'reverberation': False}
+        """
+        drawn = self.augment_prob > 0
+        return {
+            "speeds": list(self.speeds),
+            "noise": drawn and bool(self.noise_files),
+            "reverberation": drawn and bool(self.rir_files),
+        }
+
     def replicate_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Speaker labels of the batch augmented last.
 

@@ -70,8 +70,6 @@ RECORD = "prepared.json"
 BAD_FILES = "bad_files.txt"
 LISTS = (TRAIN, VALID_TRIALS, LABELS)
 
-# The weights of a finished run, as checksums in its save folder name them.
-_WEIGHTS = "../embedding_model.ckpt"
 # What `prepare` records of its settings and lists.
 _ENTRIES = {"settings", "folder", "corpus", "checks", "segment", "prepared"}
 # What a record lacks of settings: those that leave the lists as they would be without.
@@ -112,6 +110,8 @@ class Prepared:
         Hidden files, and originals beside the WAV or FLAC that was made of them.
     lost : int
         Speakers in no trial list of whom no utterance can be used.
+    held_out_speakers : int
+        Speakers held out for validation.
 
     Example
     -------
@@ -134,6 +134,7 @@ class Prepared:
     short_left_out: int = 0
     aside: int = 0
     lost: int = 0
+    held_out_speakers: int = 0
 
     def in_words(self) -> str:
         """Return all counts in sentences."""
@@ -155,7 +156,9 @@ class Prepared:
         return " ".join(words for words, is_said in sentences.items() if is_said)
 
 
-def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
+def prepare(
+    settings: DataSettings, save_folder: str | Path, *, begun: bool = False
+) -> Prepared:
     """Write the lists that a training run needs, unless they are there already.
 
     What the data folder is understood as is printed before anything is written.
@@ -166,6 +169,8 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
         What to list.
     save_folder : str or Path
         Where to write.
+    begun : bool
+        Whether a run has begun with the lists that are there, as its checkpoints say too.
 
     Returns
     -------
@@ -200,7 +205,8 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
     checks, known = settings.checks(), earlier.get("settings")
     # What the counts of short utterances are of.
     segment = {"short": settings.short, "samples": settings.segment_samples()}
-    begun = any(save_folder.glob("CKPT*/CKPT.yaml")) or _WEIGHTS in sums_in(save_folder)
+    trained = begun
+    begun = begun or any(save_folder.glob("CKPT*/CKPT.yaml"))
     same = known is not None and _contents(known) == _contents(fingerprint)
     folder = absolute(settings.data_folder)
     if same and folder == earlier["folder"]:
@@ -223,7 +229,7 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
         raise ValueError(_changed(save_folder, known, fingerprint))
     elif begun:
         _refuse_other_data(settings, save_folder, earlier)
-        if _WEIGHTS in sums_in(save_folder):
+        if trained:
             return read_prepared(save_folder)
     save_folder.mkdir(parents=True, exist_ok=True)
     with interrupted_while(
@@ -287,6 +293,7 @@ def _write_lists(
         short_left_out=causes[Cause.SHORT],
         aside=causes[Cause.HIDDEN] + causes[Cause.ORIGINAL],
         lost=len(account.lost),
+        held_out_speakers=len(held_out),
     )
     write_account(
         account,

@@ -2,7 +2,7 @@
 
 from speechbrain_rev import torchaudio_pair  # noqa: F401, imported before torchaudio
 from speechbrain_rev.inference.archive import EmbeddingArchive
-from speechbrain_rev.inference.export import convert_from_speechbrain, export_run
+from speechbrain_rev.inference.export import export_run
 from speechbrain_rev.inference.extraction import (
     FolderResult,
     embed_folder,
@@ -35,7 +35,6 @@ __all__ = [
     "Verification",
     "WaveformEncoder",
     "Windows",
-    "convert_from_speechbrain",
     "embed_folder",
     "embed_into",
     "embed_share",

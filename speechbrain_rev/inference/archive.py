@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speechbrain_rev.files import opened_whole
+from speechbrain_rev.lobes.description import weights_in
 
 _MAX_CHARACTERS = 500
 
 
 def fingerprint_of(state_dict: Mapping[str, Tensor]) -> str:
     """Hash weights: the same for a run, its export and a copy of either.
+
+    What an encoder says of itself in its state dict does not count.
 
     Parameters
     ----------
@@ -41,7 +44,7 @@ def fingerprint_of(state_dict: Mapping[str, Tensor]) -> str:
     (True, 64)
     """
     digest = hashlib.sha256()
-    for name, value in sorted(state_dict.items()):
+    for name, value in sorted(weights_in(state_dict).items()):
         # repr quotes the name: none runs into what follows it.
         digest.update(f"{name!r} {value.dtype} {list(value.shape)}\n".encode())
         flat = value.detach().cpu().contiguous().reshape(-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -256,8 +256,10 @@ def check_seconds(
         )
 
 
-#: One utterance: a path, or [samples] or [channels, samples].
-Audio: TypeAlias = "str | PathLike[str] | Tensor | NDArray[Any]"
+#: One utterance: a path; [samples] or [channels, samples]; or what Hugging Face's datasets
+#: decode, {"array": samples, "sampling_rate": hertz}.
+Audio: TypeAlias = "str | PathLike[str] | Tensor | NDArray[Any] | Mapping[str, Any]"
+_ARRAY, _RATE = "array", "sampling_rate"
 
 # What is read of a file, or prepared of an array, at a time: of all channels.
 _BLOCK_NUMBERS = 2**20
@@ -297,6 +299,9 @@ class Recording:
         """
         if isinstance(audio, (str, PathLike)):
             return cls(Path(audio), None, fspath(audio))
+        if is_decoded(audio):
+            assert isinstance(audio, Mapping)
+            return cls.of(audio[_ARRAY], audio[_RATE], what)
         if isinstance(audio, np.ndarray):
             audio = _tensor(audio, what)
         if _is_open(audio):
@@ -408,6 +413,38 @@ class Recording:
                 yield part[channels if isinstance(channels, int) else 0]
 
 
+def is_decoded(audio: object) -> bool:
+    """Return whether audio is samples with their rate, as Hugging Face's datasets have it.
+
+    Example
+    -------
+    >>> is_decoded({"array": np.zeros(8000), "sampling_rate": 8000, "path": "a.wav"})
+    True
+    """
+    return isinstance(audio, Mapping) and {_ARRAY, _RATE} <= audio.keys()
+
+
+def refuse_unordered(audio: object) -> None:
+    """Refuse a set or a mapping where results come in the order of utterances.
+
+    Raises
+    ------
+    ValueError
+        If it is one.
+
+    Example
+    -------
+    >>> refuse_unordered({"b.wav", "a.wav"})
+    Traceback (most recent call last):
+    ValueError: a set has no order that results could have: give a list, as sorted(...).
+    """
+    if isinstance(audio, Set | Mapping):
+        raise ValueError(
+            f"a {type(audio).__name__} has no order that results could have: give a list, "
+            "as sorted(...)."
+        )
+
+
 def _is_open(audio: object) -> bool:
     """Return whether it is an open file, or what is in one."""
     return isinstance(audio, (bytes, bytearray, memoryview)) or hasattr(audio, "read")
@@ -488,24 +525,31 @@ def recordings(
         audio, is_array = audio.tolist(), False
     # An open file could be iterated over, line by line.
     alone = is_array or isinstance(audio, (str, PathLike)) or _is_open(audio)
+    alone = alone or is_decoded(audio)
+    given: list[Any]
     if alone:
+        given = [audio]
         utterances = [Recording.of(audio, rate, alone_is)]  # type: ignore[arg-type]
     else:
         if not isinstance(audio, Iterable):
             raise ValueError(
                 f"{audio!r} is no audio; give a path, an array, a tensor, or a list of them."
             )
+        refuse_unordered(audio)
+        # A generator may fill one buffer again and again.
+        given = list(_copies(audio) if iter(audio) is audio else audio)
         utterances = [
             Recording.of(one, rate, f"utterance {index} of the list")
-            # A generator may fill one buffer again and again.
-            for index, one in enumerate(
-                _copies(audio) if iter(audio) is audio else audio
-            )
+            for index, one in enumerate(given)
         ]
     if not utterances:
         raise ValueError("there is nothing to embed; give at least one utterance.")
     check_rate(sample_rate, utterances)
-    arrays = [one.what for one in utterances if isinstance(one.audio, Tensor)]
+    arrays = [
+        one.what
+        for one, source in zip(utterances, given, strict=True)
+        if isinstance(one.audio, Tensor) and not is_decoded(source)
+    ]
     if sample_rate is None and arrays:
         warnings.warn(
             f"Arrays do not say their sample rate: {arrays[0]} is taken as of "
@@ -519,6 +563,8 @@ def _copies(audio: Iterable[Audio]) -> Iterator[Audio]:
     for one in audio:
         if isinstance(one, Tensor):
             yield one.clone()
+        elif isinstance(one, Mapping):
+            yield dict(one)
         else:
             yield one.copy() if isinstance(one, np.ndarray) else one
 

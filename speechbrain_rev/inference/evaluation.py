@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from speechbrain_rev import plots, scoring
 from speechbrain_rev.data import Corpus, VoxCelebFolder, open_corpus, read_manifest
 from speechbrain_rev.data.corpora import ListedFiles, find_files
-from speechbrain_rev.files import sums_in, write_whole
+from speechbrain_rev.files import write_whole
 from speechbrain_rev.inference import (
     Cohort,
     EmbeddingArchive,
@@ -35,14 +35,9 @@ from speechbrain_rev.inference import (
 from speechbrain_rev.inference.audio import Channels
 from speechbrain_rev.processes import gathered, process_count, process_rank, shared_rows
 
-from .run_folder import (
-    LAST_WEIGHTS,
-    RESULTS,
-    WEIGHTS,
-    read_results,
-    read_settings,
-    read_weights,
-)
+from .runs import record_of, standing
+from .thresholds import RESULTS, read_results
+from .trained import read_weights
 from .verification import EMBEDDINGS as COHORT
 from .verification import check_fresh
 
@@ -159,9 +154,10 @@ def trial_files(trial_lists: Sequence[Path], corpus: Corpus) -> dict[str, Path]:
     ValueError
         If files are missing, or names lead out of the folder.
     """
-    files = _located(
-        corpus, {path: scoring.read_trials(path).utterances for path in trial_lists}
-    )
+    lists = {path: scoring.read_trials(path) for path in trial_lists}
+    files = _located(corpus, {path: one.utterances for path, one in lists.items()})
+    for path, one in lists.items():
+        _refuse_unnamed_models(path, one, files)
     if files.missing:
         raise ValueError(
             f"Of the utterances of the trial lists {files.lacking()} Give their folder "
@@ -169,6 +165,21 @@ def trial_files(trial_lists: Sequence[Path], corpus: Corpus) -> dict[str, Path]:
             "id10270/..."
         )
     return dict(files.paths)
+
+
+def _refuse_unnamed_models(
+    path: Path, trials: scoring.Trials, files: ListedFiles
+) -> None:
+    """Refuse a list of enrolled speakers whose utterances no file names."""
+    missing = {*files.missing} & {*trials.utterances}
+    unnamed = missing & {*trials.enrol}
+    if unnamed and unnamed == missing and not missing & {*trials.test}:
+        raise ValueError(
+            f"{path}: {len(unnamed)} names that are enrolled are no files of the corpus, such "
+            f"as {min(unnamed)}. If these are speakers with several utterances, put the file "
+            f"that names these beside the list, as {path.name}.spk2utt or spk2utt, with lines "
+            "'speaker utterance ...'; else give the folder of the speech: --trials_folder."
+        )
 
 
 def _located(corpus: Corpus, listed: Mapping[str | Path, Iterable[str]]) -> ListedFiles:
@@ -283,8 +294,7 @@ def files_of_run(
     FileNotFoundError
         If a list does not exist.
     """
-    folders = "data_folder", "trials_folder"
-    settings = read_settings(run, ("trial_lists", *folders, "outside_files"))
+    settings = record_of(run).settings
     outside_files = outside_files or settings["outside_files"]
     folder = trials_folder or settings["trials_folder"]
     if not trials_folder and data_folder:
@@ -317,7 +327,7 @@ def channels_of_run(run: Path) -> Channels:
     -------
     "mean" or int
     """
-    channel = read_settings(run, ("channel",))["channel"]
+    channel = record_of(run).settings["channel"]
     return channel if isinstance(channel, int) else "mean"
 
 
@@ -412,13 +422,19 @@ class ScoreReport:
     def table(self) -> str:
         """Lay the results out for reading."""
         shown = scoring.measures_in(self.rows)
+        brackets = "In brackets: 95 % intervals, of speakers drawn with replacement."
+        has_intervals = any(key.endswith("_95") for row in self.rows for key in row)
         cells = [["trials", "score", *(measure.column for measure in shown)]]
         for row in self.rows:
             figures = [measure.shown(row) for measure in shown]
             cells.append([row["trials"], row["method"], *figures])
-        return "\n".join(
-            f"{trials:<24}{method:<10}" + "".join(f"{figure:>24}" for figure in figures)
-            for trials, method, *figures in cells
+        return (
+            "\n".join(
+                f"{trials:<24}{method:<10}"
+                + "".join(f"{figure:>24}" for figure in figures)
+                for trials, method, *figures in cells
+            )
+            + f"\n{brackets}" * has_intervals
         )
 
 
@@ -557,35 +573,6 @@ def _earlier_rows(
     return [], " and ".join(dict.fromkeys(row["trials"] for row in rows))
 
 
-def unfinished(folder: Path) -> str:
-    """Say which weights a run of our recipe has that has not come to its end.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Its ``output_folder``.
-
-    Returns
-    -------
-    str
-        A sentence; empty for a finished run, and for one whose checksums were deleted.
-
-    Example
-    -------
-    >>> unfinished(Path("results/new"))
-    'results/new is not finished: its weights are those of the newest checkpoint.'
-    """
-    if not (folder / WEIGHTS).exists():
-        return (
-            f"{folder} is not finished: its weights are those of the newest checkpoint."
-        )
-    # Whoever takes changed lists as they are deletes the checksums.
-    sums = sums_in(folder / "save")
-    if sums and LAST_WEIGHTS not in sums:
-        return f"{folder} is not finished: its weights are those of an earlier end."
-    return ""
-
-
 def score_run(
     run: Path,
     *,
@@ -622,10 +609,13 @@ def score_run(
     FileNotFoundError
         If there are no embeddings, or a list does not exist.
     """
-    settings = read_settings(run, ("trial_lists", "cohort_top_n", "data_folder"))
-    current = read_weights(run).fingerprint
+    settings, weights = record_of(run).settings, read_weights(run)
     for name in (TRIALS, COHORT):
-        check_fresh(run / name, EmbeddingArchive.load(run / name).fingerprint, current)
+        check_fresh(
+            run / name,
+            EmbeddingArchive.load(run / name).fingerprint,
+            weights.fingerprint,
+        )
     report = score(
         run,
         lists_of(trials, settings, data_folder),
@@ -634,7 +624,7 @@ def score_run(
         subtract_mean=subtract_mean,
         replicates=replicates,
     )
-    early = unfinished(run)
+    early = standing(run, weights)
     if report is None or not early:
         return report
     return replace(report, remarks=(early, *report.remarks))
@@ -677,6 +667,7 @@ def _rates(
     rates = {
         "targets": int(np.sum(trials.labels)),
         "impostors": int(np.sum(1 - trials.labels)),
+        "enrolled": trials.enrolled,
         **scoring.measured(curve),
     }
     if not replicates:

@@ -1,108 +1,89 @@
-"""A trained run as a folder that others can load, with SpeechBrain or without."""
+"""A trained encoder as a folder that others can load, with SpeechBrain or without."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path, PurePath
 from pkgutil import resolve_name
 from typing import Any
 
-import safetensors.torch
 import torch
 from speechbrain.dataio.encoder import CategoricalEncoder
-from speechbrain.utils.checkpoints import Checkpoint
 from torch import Tensor
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.files import (
-    SUMS,
     check_sum,
     digest_of,
     folder_whole,
-    read_json,
     write_sums,
     write_whole,
 )
-from speechbrain_rev.heads import HEAD_OF, HEADS
-from speechbrain_rev.inference.model_folder import (
-    ASSUMED,
-    SAFETENSORS,
-    USUAL_HEAD,
-    WRITTEN_IF_UNUSUAL,
-    encoder_of,
-    is_exported,
-    listed_file,
-    load_listed,
-    model_yaml,
-    read_checkpoint_model,
-    read_model,
-    run_settings,
-)
-from speechbrain_rev.inference.run_folder import (
-    CLASSIFIERS,
+from speechbrain_rev.heads import HEAD_OF, HEADS, HeadRow
+from speechbrain_rev.inference.runs import (
     HYPERPARAMS,
-    PREPARED,
-    RESULTS,
-    WEIGHTS,
-    RunObjects,
-    Weights,
-    by_our_recipe,
+    TrainingRecord,
     new_folder,
-    read_classifier,
-    read_objects,
-    read_results,
-    read_weights,
+    read_record,
     saved_bytes,
-    trained_epochs,
+    standing,
 )
 from speechbrain_rev.inference.thresholds import (
+    RESULTS,
     THRESHOLDS,
     Threshold,
     as_json,
     is_name,
+    read_results,
     read_thresholds,
     thresholds_of,
 )
-from speechbrain_rev.inference.untrusted import check_tensors, own_file
+from speechbrain_rev.inference.trained import (
+    SAFETENSORS,
+    WEIGHTS,
+    Weights,
+    built_of,
+    newest_checkpoint,
+    read_trained,
+    read_weights,
+    write_weights,
+)
+from speechbrain_rev.inference.untrusted import own_file, read_tensors
 from speechbrain_rev.inference.verification import (
     COHORT,
     EMBEDDINGS,
     Cohort,
     check_fresh,
     read_cohort,
-    run_cohort,
 )
-from speechbrain_rev.lobes.checkpointer import verify_checkpoint
+from speechbrain_rev.lobes.checkpointer import check_known
 from speechbrain_rev.lobes.classifier import true_speakers
+from speechbrain_rev.lobes.description import EncoderDescription
 from speechbrain_rev.scoring import measures_in
 
-#: Settings of the run that the model card lists, where the run has them. None is a path.
+LABELS = "label_encoder.txt"
+CLASSIFIER = "classifier.ckpt"
+CARD = "README.md"
+
+#: Settings of the run that the model card lists. None is a path.
 DESCRIBED = (
-    "speeds",
-    "augment_prob",
     "chunk_samples",
     "loss",
-    "margin",
     "scale",
     "optimizer_name",
     "optimizer_bits",
-    "lr",
-    "final_lr",
     "weight_decay",
     "batch_size",
-    "number_of_epochs",
     "warmup_epochs",
-    "average_checkpoints",
     "precision",
     "mode",
     "streams",
     "seed",
-    "cohort_top_n",
 )
 
 _CARD = """\
@@ -160,13 +141,7 @@ The classifier knows the {speakers} training speakers at the speed recorded; its
 
 ## Trained
 
-{data}
-
-| setting | value |
-|---|---|
-{settings}
-
-Settings that are null are the defaults of the encoder's family.
+{trained}
 
 ## Papers
 
@@ -198,35 +173,29 @@ class CardFacts:
 
     Attributes
     ----------
-    settings : mapping of str to object
-        Of the encoder, and those of ``DESCRIBED`` that are known.
-    parameters : int
-        Of the encoder.
+    weights : Weights
+        The encoder's.
     speakers : int
-        Of the training.
-    prepared : mapping or None
-        What the recipe's save/prepared.json holds.
+        That the classifier knows.
+    record : TrainingRecord or None
+        What happened in the run.
     results : mapping or None
         What the recipe's scores/results.json holds.
-    cohort : tuple of int, or None
-        Speakers in AS-Norm's cohort, and how many of them it looks at.
+    cohort : Cohort or None
+        For AS-Norm.
     thresholds : sequence of Threshold
         What thresholds.json holds.
     missing : sequence of str
         What the folder lacks, in words.
-    fingerprint : str
-        Of the weights, see ``fingerprint_of``.
     """
 
-    settings: Mapping[str, Any]
-    parameters: int
+    weights: Weights
     speakers: int
-    prepared: Mapping[str, Any] | None
+    record: TrainingRecord | None
     results: Mapping[str, Any] | None
-    cohort: tuple[int, int] | None
+    cohort: Cohort | None
     thresholds: Sequence[Threshold]
     missing: Sequence[str]
-    fingerprint: str
 
 
 def model_card(facts: CardFacts) -> str:
@@ -241,33 +210,24 @@ def model_card(facts: CardFacts) -> str:
     -------
     str
         Markdown, with the metadata that model hubs read.
-
-    Example
-    -------
-    >>> settings = dict(arch="revnet57", embedding_dim=256, sample_rate=16000)
-    >>> card = model_card(CardFacts(settings, 10, 2, None, None, None, [], [], "f00d"))
-    >>> "# revnet57: speaker embeddings" in card, "not measured" in card
-    (True, True)
     """
-    settings = facts.settings
-    shown = ("widths", "blocks", "n_mels", "pooling", "head", *DESCRIBED)
-    words = {n: "null" if v is None else v for n, v in settings.items()}
-    rows = [f"| {name} | {words[name]} |" for name in shown if name in words]
-    row = architecture(settings["arch"])
+    encoder, record = facts.weights.description, facts.record
+    assert encoder.front_end is not None
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in built_of(encoder).parameters())
     return _CARD.format(
-        arch=row.name,
-        millions=facts.parameters / 1e6,
-        sample_rate=settings["sample_rate"],
-        embedding_dim=settings["embedding_dim"],
+        arch=architecture(encoder.name).name,
+        millions=parameters / 1e6,
+        sample_rate=encoder.front_end.sample_rate,
+        embedding_dim=encoder.embedding_dim,
         missing="".join(f"\nIt lacks {words}.\n" for words in facts.missing),
         speakers=facts.speakers,
         thresholds=_thresholds(facts),
         cohort=_cohort(facts),
         measured=_measured(facts),
-        data=_data(facts),
-        settings="\n".join(rows),
-        loss_paper=_loss_paper(settings.get("loss")),
-        fingerprint=facts.fingerprint,
+        trained=_trained(facts),
+        loss_paper=_loss_paper(None if record is None else record.settings["loss"]),
+        fingerprint=facts.weights.fingerprint,
     )
 
 
@@ -303,7 +263,7 @@ def _cohort(facts: CardFacts) -> str:
         return ""
     subtracts = (facts.results or {}).get("subtract_mean", False)
     return _COHORT.format(
-        speakers=facts.cohort[0],
+        speakers=len(facts.cohort.means),
         imported=", subtract_mean" * subtracts,
         centred="embeddings = subtract_mean(embeddings, cohort.centre)\n" * subtracts,
     )
@@ -315,7 +275,7 @@ def _measured(facts: CardFacts) -> str:
     if results is None:
         return "Error rates were not measured."
     rows = results["results"]
-    names = list_names(results, facts.prepared)
+    names = list_names(results, facts.record)
     shown = measures_in(rows)
     columns = [measure.column for measure in shown]
     cells = [["trials", "score", *columns, "target trials", "impostor trials"]]
@@ -339,7 +299,7 @@ def _measured(facts: CardFacts) -> str:
 
 
 def list_names(
-    results: Mapping[str, Any] | None, prepared: Mapping[str, Any] | None
+    results: Mapping[str, Any] | None, record: TrainingRecord | None
 ) -> dict[str, str]:
     """Name trial lists by their files; folders are the training machine's.
 
@@ -347,7 +307,7 @@ def list_names(
 
     Parameters
     ----------
-    results, prepared : mapping or None
+    results, record
         As of ``CardFacts``.
 
     Returns
@@ -356,7 +316,7 @@ def list_names(
         The name of each list of the results.
     """
     names = [row["trials"] for row in results["results"]] if results else []
-    paths = prepared["settings"]["trial_lists"] if prepared else ()
+    paths = record.settings["trial_lists"] if record else ()
     lists = [PurePath(path) for path in paths]
     known = {"_".join(path.parts).strip("/_"): path.stem for path in lists}
     known |= {path.stem: path.stem for path in lists}
@@ -371,26 +331,136 @@ def list_names(
     return short
 
 
-def _data(facts: CardFacts) -> str:
-    """Name and count the training data; folders are the training machine's."""
-    if facts.prepared is None:
-        return f"{facts.speakers} speakers; the run has no record of its data."
-    settings, counts = facts.prepared["settings"], facts.prepared["prepared"]
-    lists = [PurePath(path).name for path in settings["train_list"]]
-    of = f"the list {lists[0]}" if lists else "all speakers that are in no trial list"
-    left_out = [PurePath(path).name for path in settings["trial_lists"]]
+def _trained(facts: CardFacts) -> str:
+    """Tell how the encoder was trained: the data, and what the run records of itself."""
+    record = facts.record
+    if record is None:
+        return f"{facts.speakers} speakers; the run has no record of its training."
+    settings, data = record.settings, record.data
     given = settings["data_folder"]
     folders = [PurePath(f).name for f in ([given] if isinstance(given, str) else given)]
+    of = "all speakers that are in no trial list"
+    if settings["train_list"]:
+        of = f"the list {PurePath(settings['train_list']).name}"
+    tested = [PurePath(path).name for path in settings["trial_lists"]]
+    used = record.augmentation
+    augmentation = [f"speeds {', '.join(map(str, used['speeds']))}"]
+    augmentation += [
+        name if used[name] else f"no {name}" for name in ("noise", "reverberation")
+    ]
+    averaged = ", ".join(map(str, record.averaged))
+    rows: dict[str, object] = {
+        "epochs": f"{record.epochs} of {settings['number_of_epochs']}",
+        "weights": f"mean of epochs {averaged}" if averaged else "of a checkpoint",
+        "learning rate at the end": record.lr,
+        "margin at the end": record.margin,
+        "augmentation": "; ".join(augmentation),
+        "hours": f"{record.seconds / 3600:.2f} on {record.device}",
+        "versions": ", ".join(f"{n} {v}" for n, v in record.versions.items()),
+    }
+    rows |= {name: settings[name] for name in DESCRIBED if name in settings}
+    shown = ("null" if value is None else value for value in rows.values())
     return (
-        f"{counts['utterances']:,} utterances of {counts['speakers']:,} speakers, of "
-        f"{' and '.join(folders)}: {of}. Left out were the speakers of "
-        f"these trial lists: {', '.join(left_out) or 'none'}."
+        f"{data['utterances']:,} utterances of {data['speakers']:,} speakers, of "
+        f"{' and '.join(folders)}: {of}. {data['held_out_speakers']:,} more speakers were "
+        f"held out for validation; {data['left_out']:,} utterances were left out, whose "
+        f"speakers are in these trial lists: {', '.join(tested) or 'none'}.\n\n"
+        "| what | value |\n|---|---|\n"
+        + "\n".join(
+            f"| {name} | {value} |" for name, value in zip(rows, shown, strict=True)
+        )
     )
 
 
-LABELS = "label_encoder.txt"
-CLASSIFIER = "classifier.ckpt"
-CARD = "README.md"
+_LAYOUT = """\
+# A speaker encoder, in the layout of SpeechBrain's models; README.md describes it.
+arch: {arch}
+widths: {widths}
+blocks: {blocks}
+n_mels: {n_mels}
+embedding_dim: {embedding_dim}
+pooling: {pooling}
+pooling_variance: {pooling_variance}
+sample_rate: {sample_rate}  # Hz
+out_n_neurons: {out_n_neurons}  # speakers of the training
+
+compute_features: !new:speechbrain.lobes.features.Fbank
+    sample_rate: !ref <sample_rate>
+    n_mels: !ref <n_mels>
+    win_length: 25  # ms
+    hop_length: 10  # ms
+
+mean_var_norm: !new:speechbrain.processing.features.InputNormalization
+    norm_type: sentence
+    std_norm: false
+
+embedding_model: !apply:speechbrain_rev.lobes.build_encoder
+    name: !ref <arch>
+    n_mels: !ref <n_mels>
+    embedding_dim: !ref <embedding_dim>
+    widths: !ref <widths>
+    blocks: !ref <blocks>
+    pooling: !ref <pooling>
+    pooling_variance: !ref <pooling_variance>
+    front_end:
+        kind: speechbrain
+        sample_rate: !ref <sample_rate>
+        n_mels: !ref <n_mels>
+        normalisation: sentence_mean
+
+classifier: {classifier}
+    input_size: !ref <embedding_dim>
+    out_neurons: !ref <out_n_neurons>
+
+label_encoder: !new:speechbrain.dataio.encoder.CategoricalEncoder
+
+audio_normalizer: !new:speechbrain.dataio.preprocess.AudioNormalizer
+    sample_rate: !ref <sample_rate>
+
+modules:
+    compute_features: !ref <compute_features>
+    mean_var_norm: !ref <mean_var_norm>
+    embedding_model: !ref <embedding_model>
+    classifier: !ref <classifier>
+
+# Loads strictly; files without a folder are beside this one.
+pretrainer: !new:speechbrain_rev.lobes.pretrained.ModelPretrainer
+    loadables:
+        embedding_model: !ref <embedding_model>
+        classifier: !ref <classifier>
+        label_encoder: !ref <label_encoder>
+    paths:
+        label_encoder: label_encoder.txt
+"""
+
+
+def model_yaml(encoder: EncoderDescription, speakers: int, head: HeadRow) -> str:
+    """Write the hyperparams.yaml by which SpeechBrain loads a model.
+
+    Parameters
+    ----------
+    encoder : EncoderDescription
+        Of the encoder; SpeechBrain makes its features.
+    speakers : int
+        Classes of the classifier.
+    head : HeadRow
+        Its kind.
+
+    Returns
+    -------
+    str
+        HyperPyYAML, which this package does not read back.
+    """
+    assert encoder.front_end is not None
+    values = dataclasses.asdict(encoder)
+    values |= {name: list(values[name]) for name in ("widths", "blocks")}
+    return _LAYOUT.format(
+        **values,
+        arch=encoder.name,
+        sample_rate=encoder.front_end.sample_rate,
+        out_n_neurons=speakers,
+        classifier=head.tag,
+    )
 
 
 def export_run(
@@ -400,27 +470,26 @@ def export_run(
     labels: str | PathLike[str] | None = None,
     speeds: int | None = None,
 ) -> list[str]:
-    """Write a trained run as a model that SpeechBrain and this package load.
+    """Write a trained encoder as a model that SpeechBrain and this package load.
 
     The folder can be moved. It holds hyperparams.yaml, embedding_model.ckpt,
     embedding_model.safetensors, classifier.ckpt of the true speakers,
     label_encoder.txt, cohort.safetensors for AS-Norm, thresholds.json of scores,
-    README.md and SHA256SUMS. It appears when it is complete.
+    README.md, settings.json and SHA256SUMS. It appears when it is complete.
 
     Parameters
     ----------
     run : str or path-like
         The ``output_folder`` of a training run, of recipes/VoxCeleb or of SpeechBrain's
-        own script.
+        own script; or a model whose weights are in embedding_model.ckpt alone.
     out : str or path-like
         The folder to write, which is not there yet or empty.
     labels : str or path-like, optional
         The file in which SpeechBrain's CategoricalEncoder numbers the speakers; by default
-        save/label_encoder.txt of the run.
+        label_encoder.txt of the folder or of its save/.
     speeds : int, optional
         How many classes the training made of each speaker, the speaker as recorded first;
-        by default what hyperparams.yaml says, and 1 where there are as many classes as
-        speakers.
+        by default what the run records, and 1 where there are as many classes as speakers.
 
     Returns
     -------
@@ -435,285 +504,157 @@ def export_run(
         If ``out`` cannot be written; then nothing of it stays.
     ValueError
         If ``out`` is there and not empty or another process writes it, ``run`` is an
-        exported model, a file of the run
-        is not what training writes, or embeddings or scores are of other weights than the
-        run has now.
+        exported model, a file is not what training writes, or embeddings or scores are of
+        other weights than the run has now.
     """
-    if speeds is not None and speeds < 1:
+    source, path = Path(run), Path(out).resolve()
+    if (source / SAFETENSORS).exists():
         raise ValueError(
-            f"speeds is {speeds}: training makes at least 1 class of each speaker. Leave "
-            "it out to go by hyperparams.yaml."
+            f"{run} has {SAFETENSORS} already. Copy the folder as it is; of MODEL.onnx or "
+            "MODEL.pt2 as OUT a graph is made."
         )
-    if is_exported(run):
-        raise ValueError(
-            f"{run} is an exported model already. Copy the folder as it is; of MODEL.onnx "
-            "or MODEL.pt2 as OUT a graph is made."
-        )
-    with _new_folder(out) as new:
-        return _export(Path(run), new, _labels(Path(run), labels), speeds)
-
-
-def convert_from_speechbrain(
-    source: str | PathLike[str], out: str | PathLike[str]
-) -> list[str]:
-    """Write a model whose weights are in a .ckpt alone as ``export_run`` writes it.
-
-    ``SpeakerEmbedder.from_hparams`` reads safetensors; a folder that was handed on with
-    ``embedding_model.ckpt`` alone is read here, and nothing in it is executed.
-
-    Parameters
-    ----------
-    source : str or path-like
-        The model's folder, or a file of weights in it. Its hyperparams.yaml is as
-        ``export_run`` writes it.
-    out : str or path-like
-        The folder to write, which is not there yet or empty.
-
-    Returns
-    -------
-    list of str
-        The files of an exported model that the folder did not have, and this lacks too.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the folder, its hyperparams.yaml or its weights are missing.
-    OSError
-        If ``out`` cannot be written; then nothing of it stays.
-    ValueError
-        If a file is anything else than what an exported model has, the folder has
-        ``embedding_model.safetensors`` already, or ``out`` is there and not empty.
-    """
-    settings, weights = read_checkpoint_model(source)
-    folder = Path(source) if Path(source).is_dir() else Path(source).parent
-    copied = (CARD, LABELS, COHORT, THRESHOLDS)
-    others = [listed_file(folder, name) for name in copied if (folder / name).exists()]
-    classifier = None
-    if (folder / CLASSIFIER).exists():
-        classifier = load_listed(folder, CLASSIFIER)
-        head = HEADS[settings.get("head", USUAL_HEAD)]
-        shape = head.weight_shape(settings["out_n_neurons"], settings["embedding_dim"])
-        expected = {"weight": torch.empty(shape, device="meta", dtype=torch.float32)}
-        check_tensors(classifier, expected, folder / CLASSIFIER)
-    with _new_folder(out) as new, folder_whole(new) as part:
-        (part / HYPERPARAMS).write_text(model_yaml(settings), encoding="utf-8")
-        for path in others:
-            write_whole(part / path.name, path.read_bytes())
-        _write_tensors(part, weights, classifier, None)
-        _finish(part)
-        return [n for n in (CLASSIFIER, *copied) if not (part / n).exists()]
-
-
-@contextlib.contextmanager
-def _new_folder(out: str | PathLike[str]) -> Iterator[Path]:
-    """Give a folder that is to be written, in one that is there."""
-    path = Path(out).resolve()
     if not path.parent.is_dir():
         raise ValueError(f"There is no folder {path.parent} to write {path.name} into.")
     with new_folder(path) as new:
-        yield new
+        return _export(source, new, _labels(source, labels), speeds)
 
 
-def _export(run: Path, out: Path, listed: Path, speeds: int | None) -> list[str]:
+def _export(source: Path, out: Path, listed: Path, speeds: int | None) -> list[str]:
     """Do what ``export_run`` says, while nobody else writes the folder."""
-    encoder, objects = _usual_encoder(run), read_objects(run)
-    # Of the names that the model card shows, another recipe may have some for objects.
-    if (head := objects.head()) is not None:
-        encoder["head"] = head
-    settings = objects.plain_values(DESCRIBED) | encoder
-    if (loss := objects.loss()) is not None:
-        settings["loss"] = loss
-    weights = read_weights(run)
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in encoder_of(encoder).parameters())
+    weights, record = read_weights(source), read_record(source)
+    front_end = weights.description.front_end
+    if front_end is None or front_end.kind != "speechbrain":
+        raise ValueError(
+            f"{source} has the front_end {front_end}, which SpeechBrain's layout of models "
+            "does not. SpeakerEmbedder.from_run loads the folder as it is."
+        )
     labels = CategoricalEncoder()
     labels.update_from_iterable(read_labels(listed))
-    classifier = _narrowed(run, objects, len(labels), settings, speeds)
-    cohort, results = run_cohort(run, weights.fingerprint), read_results(run)
+    if speeds is None and record is not None:
+        speeds = len(record.settings["speeds"])
+    head, classifier = _classifier(source, weights, len(labels), speeds)
+    cohort, results = _cohort_of(source), read_results(source)
     if results is not None:
-        check_fresh(run / RESULTS, results["model"], weights.fingerprint)
-    prepared = None
-    if by_our_recipe(run):
-        check_sum(run / PREPARED)
-        prepared = read_json(run / PREPARED)
-    names = list_names(results, prepared)
-    thresholds = thresholds_of(results, names).known if results else ()
-    missing = _missing(run, objects, weights, cohort, results, thresholds)
-    card = model_card(
-        CardFacts(
-            settings=settings,
-            parameters=parameters,
-            speakers=len(labels),
-            prepared=prepared,
-            results=results,
-            cohort=None if cohort is None else (len(cohort.means), cohort.top_n),
-            thresholds=thresholds,
-            missing=missing,
-            fingerprint=weights.fingerprint,
-        )
+        check_fresh(source / RESULTS, results["model"], weights.fingerprint)
+        names = list_names(results, record)
+        thresholds = thresholds_of(results, names).known
+    else:
+        thresholds = read_thresholds(source, weights.fingerprint).known
+    missing = _missing(source, weights, cohort, thresholds)
+    facts = CardFacts(
+        weights, len(labels), record, results, cohort, thresholds, missing
     )
     with folder_whole(out) as part:
-        text = model_yaml({**encoder, "out_n_neurons": len(labels)})
+        text = model_yaml(weights.description, len(labels), head)
         (part / HYPERPARAMS).write_text(text, encoding="utf-8")
-        (part / CARD).write_text(card, encoding="utf-8")
+        if record is None and (source / CARD).exists():
+            (part / CARD).write_bytes(own_file(source, CARD).read_bytes())
+        else:
+            (part / CARD).write_text(model_card(facts), encoding="utf-8")
         labels.save(part / LABELS)
-        _write_tensors(part, weights.state_dict, classifier, cohort)
+        write_weights(part, weights.description, weights.state_dict)
+        write_whole(part / WEIGHTS, saved_bytes(weights.state_dict))
+        write_whole(part / CLASSIFIER, saved_bytes(classifier))
+        if cohort is not None:
+            cohort.write(part / COHORT)
         if thresholds:
             (part / THRESHOLDS).write_text(as_json(thresholds), encoding="utf-8")
-        _finish(part)
+        files = sorted(part.iterdir())
+        write_sums(part, {path.name: digest_of(path) for path in files})
+        # Nothing is handed out that cannot be loaded.
+        read_trained(part)
+        if cohort is not None:
+            read_cohort(part)
     return missing
 
 
-def _finish(folder: Path) -> None:
-    """Write the checksums, and refuse to hand out what cannot be loaded."""
-    files = sorted(folder.iterdir())
-    write_sums(folder, {path.name: digest_of(path) for path in files})
-    read_model(folder)
-    read_thresholds(folder)
-    if (folder / COHORT).exists():
-        read_cohort(folder)
-
-
-def _usual_encoder(run: Path) -> dict[str, Any]:
-    """Read the encoder's settings; refuse what the layout of models cannot say."""
-    encoder = run_settings(run)
-    others = [
-        f"{n}: {encoder[n]}"
-        for n, usual in ASSUMED.items()
-        if encoder[n] != usual and n not in WRITTEN_IF_UNUSUAL
-    ]
-    if others:
-        raise ValueError(
-            f"{run} has {', '.join(others)}, which SpeechBrain's layout of models does "
-            "not. SpeakerEmbedder.from_run loads the folder as it is."
-        )
-    return encoder
-
-
-def _labels(run: Path, labels: str | PathLike[str] | None) -> Path:
+def _labels(source: Path, labels: str | PathLike[str] | None) -> Path:
     """Find the numbers of the speakers."""
-    if labels is None:
-        return own_file(
-            run,
-            f"save/{LABELS}",
-            given="the folder of a training run, and the file that numbers its speakers "
-            "where it lies elsewhere (--labels FILE)",
-        )
-    if not Path(labels).is_file():
-        raise FileNotFoundError(
-            f"There is no file {labels}. Give the label_encoder.txt that SpeechBrain's "
-            "CategoricalEncoder wrote for this run."
-        )
-    return Path(labels)
+    if labels is not None:
+        path = Path(labels)
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"There is no file {labels}. Give the label_encoder.txt that SpeechBrain's "
+                "CategoricalEncoder wrote for this run."
+            )
+        return path
+    own = LABELS if (source / LABELS).exists() else f"save/{LABELS}"
+    return own_file(
+        source,
+        own,
+        given="the folder of a training run, and the file that numbers its speakers "
+        "where it lies elsewhere (--labels FILE)",
+    )
+
+
+def _cohort_of(source: Path) -> Cohort | None:
+    try:
+        return read_cohort(source)
+    except FileNotFoundError:
+        return None
 
 
 def _missing(
-    run: Path,
-    objects: RunObjects,
+    source: Path,
     weights: Weights,
     cohort: Cohort | None,
-    results: dict[str, Any] | None,
     thresholds: Sequence[Threshold],
 ) -> list[str]:
-    """Say in words what a model of this run will lack."""
+    """Say in words what a model will lack."""
     missing = []
-    if not (run / WEIGHTS).exists() and not _ended(run, objects, weights):
-        missing.append(
-            "the end of its training: the weights are of a checkpoint before"
-        )
-    ours = by_our_recipe(run)
+    if early := standing(source, weights):
+        missing.append(f"the end of its training: {early.rstrip('.')}")
+    recipe = "of runs of recipes/VoxCeleb/train.py"
     if cohort is None:
-        makes = "makes" if ours else "makes of runs of recipes/VoxCeleb/train.py alone"
         missing.append(
-            f"{COHORT}, for AS-Norm: the run has no {EMBEDDINGS}, which "
-            f"recipes/VoxCeleb/extract.py {makes}"
+            f"{COHORT}, for AS-Norm: {EMBEDDINGS} is not there, which "
+            f"recipes/VoxCeleb/extract.py makes {recipe}"
         )
-    if not results:
-        other = (
-            "makes of runs of recipes/VoxCeleb/train.py alone; "
-            "speaker_verification_cosine.py of SpeechBrain scores the exported model with "
-            "hparams/speechbrain/verification.yaml"
-        )
+    if not thresholds:
         missing.append(
-            f"measured error rates: the run has no {RESULTS}, which "
-            f"recipes/VoxCeleb/score.py {'makes' if ours else other}"
+            f"{THRESHOLDS}, for decisions: {RESULTS} is not there or has none, which "
+            f"recipes/VoxCeleb/score.py makes {recipe}"
         )
-    if results and not thresholds:
-        missing.append(f"{THRESHOLDS}, for decisions: {RESULTS} has none")
     return missing
 
 
-def _ended(run: Path, objects: RunObjects, weights: Weights) -> bool:
-    """Return whether SpeechBrain's own script ended with a checkpoint."""
-    epochs = objects.epochs()
-    trained = trained_epochs(run, weights.path.parent)
-    # Our recipe averages checkpoints after the last epoch, and writes WEIGHTS.
-    if epochs is None or trained is None or by_our_recipe(run):
-        return False
-    return trained >= epochs
-
-
-def _write_tensors(
-    folder: Path,
-    weights: Mapping[str, Tensor],
-    classifier: Mapping[str, Tensor] | None,
-    cohort: Cohort | None,
-) -> None:
-    tensors = {n: t.contiguous().clone() for n, t in weights.items()}
-    write_whole(folder / WEIGHTS, saved_bytes(tensors))
-    write_whole(folder / SAFETENSORS, safetensors.torch.save(tensors))
-    if classifier is not None:
-        write_whole(folder / CLASSIFIER, saved_bytes(classifier))
-    if cohort is not None:
-        cohort.write(folder / COHORT)
-
-
-def _narrowed(
-    run: Path,
-    objects: RunObjects,
-    speakers: int,
-    settings: dict[str, Any],
-    given: int | None,
-) -> dict[str, Tensor]:
-    """Give the newest classifier's weights of the true speakers."""
-    if objects.encoders() and objects.head() is None:
+def _classifier(
+    source: Path, weights: Weights, speakers: int, speeds: int | None
+) -> tuple[HeadRow, dict[str, Tensor]]:
+    """Read the newest classifier's weights of the true speakers."""
+    own = Path(CLASSIFIER)
+    if (source / own).exists():
+        check_sum(source / own)
+        # An exported model has the true speakers alone.
+        speeds = 1
+    else:
+        own = newest_checkpoint(source, CLASSIFIER) / CLASSIFIER
+        check_known(source / own.parent, [CLASSIFIER])
+    path = own_file(source, own)
+    held = read_tensors(path)
+    weight = held.get("weight")
+    dim = weights.description.embedding_dim
+    heads = [
+        head
+        for head in HEADS.values()
+        if weight is not None
+        and len(held) == 1
+        and weight.dim()
+        and tuple(weight.shape) == head.weight_shape(len(weight), dim)
+    ]
+    if weight is None or not heads:
+        shapes = {name: list(tensor.shape) for name, tensor in held.items()}
         raise ValueError(
-            f"{run / HYPERPARAMS} describes no classifier of cosines or several "
-            f"({' or '.join(CLASSIFIERS)}), and an exported model has one. "
-            "SpeakerEmbedder.from_run loads the folder as it is."
+            f"{path} holds {shapes or 'nothing'}, and an exported model has a classifier "
+            f"of cosines of embeddings of {dim} values, which is one weight [classes, "
+            f"{dim}]. SpeakerEmbedder.from_run loads the folder as it is."
         )
-    saved = read_classifier(run)
-    folder = saved.path.parent
-    # SpeechBrain's own Checkpointer writes no checksums.
-    if (folder / SUMS).exists() or not objects.by_speechbrain():
-        verify_checkpoint(Checkpoint(folder, {}, {"classifier": saved.path}))
-    head = HEADS[settings.get("head", USUAL_HEAD)]
-    weight = saved.state_dict.get("weight")
-    classes = len(weight) if weight is not None and weight.dim() else 0
-    shape = head.weight_shape(classes, settings["embedding_dim"])
-    if weight is None or len(saved.state_dict) > 1 or tuple(weight.shape) != shape:
-        held = {name: list(tensor.shape) for name, tensor in saved.state_dict.items()}
-        raise ValueError(
-            f"{saved.path} holds {held or 'nothing'}, but a classifier of head {head.name} "
-            f"for the embedding_dim {settings['embedding_dim']} of {run / HYPERPARAMS} is "
-            f"one weight, {['classes', *shape[1:]]}. Are both of one run?"
-        )
-    listed, speeds = settings.get("speeds"), given
-    if speeds is None:
-        speeds = objects.speeds()
-    if speeds is None and isinstance(listed, list):
-        speeds = len(listed)
     if speeds is None and len(weight) == speakers:
         speeds = 1
-    if speeds is None:
+    if speeds is None or speeds < 1 or len(weight) != speakers * speeds:
+        times = "" if speeds is None else f" times {speeds} speed(s)"
         raise ValueError(
-            f"{run / HYPERPARAMS} does not say the speeds of the training, and the "
-            f"classifier {saved.path} has {len(weight)} classes for {speakers} speakers. "
-            "Give --speeds N, how many classes the training made of each speaker."
+            f"{path} has {len(weight)} classes, which is not {speakers} speakers{times}. Give "
+            "--speeds N, how many classes the training made of each speaker."
         )
-    if len(weight) != speakers * speeds:
-        raise ValueError(
-            f"{saved.path}: the classifier has {len(weight)} classes, which is not "
-            f"{speakers} speakers times {speeds} speed(s)."
-        )
-    return {"weight": true_speakers(weight, speeds=speeds).clone()}
+    return heads[0], {"weight": true_speakers(weight, speeds=speeds).clone()}

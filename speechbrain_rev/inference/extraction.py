@@ -34,6 +34,7 @@ from speechbrain_rev.inference.audio import (
     check_channels,
     check_choice,
     check_seconds,
+    refuse_unordered,
 )
 from speechbrain_rev.inference.running import check_window
 from speechbrain_rev.inference.speaker import SpeakerEmbedder
@@ -387,6 +388,7 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
     (['a.FLAC', 'b.wav'], {'.txt': 1})
     """
     alone = isinstance(audio, (str, PathLike))
+    refuse_unordered(audio)
     given = [audio] if isinstance(audio, (str, PathLike)) else audio
     places = [*map(Path, given)]
     files: dict[str, Path] = {}

@@ -244,7 +244,7 @@ class EmbeddingGraph(nn.Module):
         Parameters
         ----------
         waveforms : torch.Tensor, [batch, samples]
-            Utterances from -1 to 1, padded with zeros to the longest.
+            Utterances from -1 to 1; what lies behind their samples does not matter.
         samples : torch.Tensor, [batch], int64
             How many samples of each are its own.
 
@@ -253,7 +253,11 @@ class EmbeddingGraph(nn.Module):
         torch.Tensor, [batch, embedding_dim]
             Embeddings.
         """
-        features, lengths = self.front_end(waveforms, samples)
+        positions = torch.arange(
+            waveforms.shape[1], device=waveforms.device, dtype=torch.int64
+        )
+        own = positions < samples.unsqueeze(1)
+        features, lengths = self.front_end(waveforms.where(own, 0.0), samples)
         return self.encoder.embed(features, lengths).squeeze(1)
 
 
@@ -375,11 +379,10 @@ def export_graph(source: str | PathLike[str], out: str | PathLike[str]) -> Graph
         for name in ("onnx", "onnxscript"):
             _optional(name)
     trained = read_trained(source)
-    settings = trained.settings
     graph = EmbeddingGraph(
         trained.encoder,
-        sample_rate=settings["sample_rate"],
-        front_end=settings["front_end"],
+        sample_rate=trained.front_end.sample_rate,
+        front_end=trained.front_end.kind,
     )
     with _quiet():
         content = convert(exported(graph), metadata_of(trained))
@@ -397,11 +400,17 @@ def export_graph(source: str | PathLike[str], out: str | PathLike[str]) -> Graph
 
 def metadata_of(trained: Trained) -> dict[str, str]:
     """Give what a graph's file says about the encoder in it."""
-    settings = trained.settings
-    named = ("arch", "sample_rate", "embedding_dim", "front_end", "n_mels")
-    facts = {name: str(settings[name]) for name in named}
-    shortest = str(int(MINIMUM_SECONDS * settings["sample_rate"]))
-    return facts | {"shortest_samples": shortest, "fingerprint": trained.fingerprint}
+    encoder, front_end = trained.encoder.description, trained.front_end
+    facts = {
+        "arch": encoder.name,
+        "sample_rate": front_end.sample_rate,
+        "embedding_dim": encoder.embedding_dim,
+        "front_end": front_end.kind,
+        "n_mels": encoder.n_mels,
+        "shortest_samples": int(MINIMUM_SECONDS * front_end.sample_rate),
+        "fingerprint": trained.fingerprint,
+    }
+    return {name: str(value) for name, value in facts.items()}
 
 
 def deviation_of(embed: Embed, trained: Trained) -> float:
@@ -419,12 +428,12 @@ def deviation_of(embed: Embed, trained: Trained) -> float:
     float
         The largest distance over the length of the embedding.
     """
-    rate = trained.settings["sample_rate"]
+    rate = trained.front_end.sample_rate
     model = WaveformEncoder(
         trained.encoder,
-        n_mels=trained.encoder.n_mels,
+        n_mels=trained.front_end.n_mels,
         sample_rate=rate,
-        front_end=trained.settings["front_end"],
+        front_end=trained.front_end.kind,
     ).eval()
     distances = []
     for seconds in ([1.0, 0.61, 0.25], [1.387]):

@@ -6,8 +6,10 @@ of each sentence subtracted, the encoder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ from speechbrain_rev.inference.audio import (
 from speechbrain_rev.inference.front_ends import usable_device, usable_precision
 from speechbrain_rev.inference.running import OnBad, RunningModel, Windows
 from speechbrain_rev.inference.thresholds import Thresholds
-from speechbrain_rev.inference.trained import Trained, read_exported, read_run
+from speechbrain_rev.inference.trained import read_trained
 from speechbrain_rev.inference.verification import (
     Cohort,
     EnrolledSpeaker,
@@ -91,79 +93,38 @@ class SpeakerEmbedder:
         )
 
     @classmethod
-    def from_run(
-        cls,
-        folder: str | PathLike[str],
-        *,
-        device: str | torch.device | None = None,
-        precision: str = "fp32",
-    ) -> SpeakerEmbedder:
-        """Load the encoder that a training run made.
-
-        Nothing in the folder is executed: plain values are read from its
-        ``hyperparams.yaml`` and tensors from its weights. The run may be of SpeechBrain's
-        own script: the file may give the encoder, Fbank and InputNormalization any names.
-
-        Parameters
-        ----------
-        folder : str or path-like
-            The run's ``output_folder``. Its ``embedding_model.ckpt`` is taken, or the
-            newest checkpoint where there is none.
-        device, precision
-            As of the class.
-
-        Returns
-        -------
-        SpeakerEmbedder
-            Ready to embed.
-
-        Raises
-        ------
-        FileNotFoundError
-            If the folder, its hyperparams.yaml or any weights are missing.
-        ValueError
-            If a file is not what training writes, leads out of the folder, or the
-            weights are not those of the encoder that hyperparams.yaml names; if the run's
-            features are not made as this package makes them; or if the device or the
-            precision cannot be used.
-        """
-        device = usable_device(device)
-        usable_precision(precision, device)
-        return cls._of(read_run(folder), device, precision)
-
-    @classmethod
     def from_hparams(
         cls,
         source: str | PathLike[str],
         *,
         revision: str | None = None,
+        encoder: Mapping[str, Any] | None = None,
         device: str | torch.device | None = None,
         precision: str = "fp32",
-        **unknown: object,
     ) -> SpeakerEmbedder:
-        """Load a model that ``speechbrain-rev export`` wrote, from whomever it came.
+        """Load a trained encoder, from whomever it came.
 
-        Nothing in the model is executed, whatever it holds: settings are read as data
-        and compared with what an exported model looks like, and weights are tensors of
-        exactly the names, shapes and types that the encoder has, in a .safetensors file.
-        Both must have the checksums in ``SHA256SUMS``. It takes less memory than four
-        times the weights and 200 MB more.
+        Nothing of it is executed, whatever it holds: weights are tensors of exactly the
+        names, shapes and types of the encoder that they say they are of, and have the
+        checksums of ``SHA256SUMS`` where there are some.
 
         Parameters
         ----------
         source : str or path-like
-            A local folder, or the id of a model on the Hugging Face Hub, "owner/model".
-            A folder that is there is always taken for one. Of a model on the Hub, four
-            files are fetched, into the cache of huggingface_hub: settings, weights,
-            checksums and, if it has some, thresholds.
+            The ``output_folder`` of a training run, whose newest checkpoint is taken until
+            it has ended; what ``speechbrain-rev export`` or ``convert`` wrote; a file of
+            weights; or the id of a model on the Hugging Face Hub, "owner/model". A folder
+            that is there is always taken for one.
         revision : str, optional
             Of a model on the Hub: a branch, a tag or a commit; main by default. It is
             resolved to a commit once, which is logged at the level INFO. With a whole
             commit hash and the model in the cache, the Hub is not asked.
+        encoder : mapping of str to object, optional
+            Of weights that do not say of which encoder they are: arguments of
+            ``build_encoder``, as {"name": "resnet34", "front_end": {"kind":
+            "speechbrain", "sample_rate": 16000}}.
         device, precision
             As of the class.
-        **unknown
-            None are taken; the error lists what is.
 
         Returns
         -------
@@ -172,43 +133,57 @@ class SpeakerEmbedder:
 
         Raises
         ------
-        TypeError
-            If there are other keywords, such as ``savedir`` of SpeechBrain's classes.
         FileNotFoundError
-            If the folder or one of its files is missing; if the Hub has no such model
-            or revision.
-        PermissionError
-            If the model is gated and the user has no access.
-        ConnectionError
-            If the Hub cannot be reached, or a download ends early; the message lists
-            which commits the cache has.
+            If there is no such folder, or no weights in it.
+        OSError
+            If the Hub has no such model, cannot be reached, or gives the user no access.
         ValueError
-            If a file is damaged, leads out of the folder, or holds anything else than
-            an exported model does; the message names it, and says how to load it all
-            the same if you trust it. Where the weights are in ``embedding_model.ckpt``
-            alone, it gives the command that writes both.
+            If a file is damaged, leads out of the folder, or has other weights than its
+            encoder; if the encoder or its features are not known; if the device or the
+            precision cannot be used.
         """
-        if unknown:
-            raise TypeError(
-                f"SpeakerEmbedder.from_hparams takes source, revision, device and "
-                f"precision, not {', '.join(unknown)}. SpeechBrain's own "
-                "EncoderClassifier.from_hparams takes savedir, run_opts and others."
-            )
         device = usable_device(device)
         usable_precision(precision, device)
-        return cls._of(read_exported(source, revision), device, precision)
-
-    @classmethod
-    def _of(
-        cls, trained: Trained, device: torch.device, precision: str
-    ) -> SpeakerEmbedder:
+        trained = read_trained(source, revision, encoder=encoder)
         return cls(
             trained.model_for(device, precision),
-            sample_rate=trained.settings["sample_rate"],
+            sample_rate=trained.front_end.sample_rate,
             device=device,
             precision=precision,
             fingerprint=trained.fingerprint,
             thresholds=trained.thresholds,
+        )
+
+    @classmethod
+    def from_run(
+        cls,
+        folder: str | PathLike[str],
+        *,
+        encoder: Mapping[str, Any] | None = None,
+        device: str | torch.device | None = None,
+        precision: str = "fp32",
+    ) -> SpeakerEmbedder:
+        """Load the encoder of a training run: ``from_hparams`` of a local folder.
+
+        Parameters
+        ----------
+        folder : str or path-like
+            The run's ``output_folder``.
+        encoder, device, precision
+            As of ``from_hparams``.
+
+        Returns
+        -------
+        SpeakerEmbedder
+            Ready to embed.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            As of ``from_hparams``.
+        """
+        return cls.from_hparams(
+            Path(folder), encoder=encoder, device=device, precision=precision
         )
 
     def embed(

@@ -15,18 +15,17 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from speechbrain_rev.files import parse_json, refusing
-from speechbrain_rev.inference.model_folder import read_summed
-from speechbrain_rev.inference.run_folder import RESULTS, by_our_recipe, read_results
-from speechbrain_rev.inference.untrusted import short
+from speechbrain_rev.files import check_sum, parse_json
+from speechbrain_rev.inference.untrusted import read_own, short
 from speechbrain_rev.scoring import MEASURES
 
 #: How a score is made: the cosine of two embeddings, or that normalised by a cohort.
 Normalisation: TypeAlias = Literal["cosine", "as_norm"]
 
-THRESHOLDS = "thresholds.json"
-#: Of such a file.
-MAX_THRESHOLDS_BYTES = 1_000_000
+#: Thresholds of an exported model, and the results of a run.
+THRESHOLDS, RESULTS = "thresholds.json", "scores/results.json"
+
+_MAX_BYTES = 1_000_000
 
 # The measure whose threshold is taken where none is named.
 _USUAL = MEASURES["eer"]
@@ -41,7 +40,79 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "targets": (int,),
     "impostors": (int,),
     "eer": (float, int),
+    "enrolled": (tuple, list),
+    "interval": (tuple, list, type(None)),
 }
+
+
+def read_results(folder: Path) -> dict[str, Any] | None:
+    """Read a run's results.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The run's.
+
+    Returns
+    -------
+    dict or None
+        None if it was not scored. Else ``model``, the fingerprint, a text;
+        ``subtract_mean``, a truth value; ``results``, mappings of texts ``trials`` and
+        ``method`` to begin with, and of numbers by the keys of ``MEASURES``; ``cohort``,
+        of integers ``speakers`` and ``top_n``.
+
+    Raises
+    ------
+    ValueError
+        If the file is anything else, or leads out of the folder.
+    """
+    if not (folder / RESULTS).exists():
+        return None
+    content = read_own(folder, RESULTS, _MAX_BYTES)
+    try:
+        report = parse_json(content)
+        _check(report)
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / RESULTS} is not what recipes/VoxCeleb/score.py writes ({error}). "
+            "Run it again, or remove the file."
+        ) from error
+    assert isinstance(report, dict)
+    return report
+
+
+def _check(report: object) -> None:
+    """Refuse what users of the results would stumble over."""
+    if not isinstance(report, dict) or type(report.get("model")) is not str:
+        raise ValueError("it does not say of which model it is")
+    if type(report.get("subtract_mean")) is not bool:
+        raise ValueError(f"subtract_mean is {short(report.get('subtract_mean'))}")
+    rows = report.get("results")
+    if not isinstance(rows, list):
+        raise ValueError(f"results are {short(rows)}")
+    for row in rows:
+        texts = isinstance(row, dict) and [row.get(n) for n in ("trials", "method")]
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"a result is {short(row)}")
+        _check_figures(row)
+    cohort = report.get("cohort")
+    names = ("speakers", "top_n")
+    counts = [cohort.get(n) for n in names] if isinstance(cohort, dict) else [None]
+    if not all(type(count) is int and count >= 1 for count in counts):
+        raise ValueError(f"cohort is {short(cohort)}")
+
+
+def _check_figures(row: Mapping[str, Any]) -> None:
+    """Refuse measures that are no numbers, and intervals that are no two of them."""
+    for measure in MEASURES.values():
+        figure, bounds = measure.figure(row), measure.figure(row, "_95")
+        if type(figure) not in (int, float, type(None)):
+            raise ValueError(f"{measure.name} is {short(figure)}")
+        pair = isinstance(bounds, list) and len(bounds) == 2
+        if bounds is not None and not (
+            pair and all(type(b) in (int, float) for b in bounds)
+        ):
+            raise ValueError(f"{measure.name}_95 is {short(bounds)}")
 
 
 @dataclass(frozen=True)
@@ -63,12 +134,17 @@ class Threshold:
         Trials of one speaker and of two.
     eer : float
         The list's equal error rate, as a fraction.
+    enrolled : tuple of int
+        How many utterances enrolled a speaker of the list, at least and at most.
+    interval : tuple of float, or None
+        The 95 % interval of the value, of speakers drawn with replacement; None where it
+        was not computed.
 
     Example
     -------
-    >>> one = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123)
-    >>> one.name
-    'vox1_o'
+    >>> one = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123, (1, 1), None)
+    >>> one.name, one.fits(1), one.fits(4)
+    ('vox1_o', True, False)
     """
 
     trials: str
@@ -78,6 +154,8 @@ class Threshold:
     targets: int
     impostors: int
     eer: float
+    enrolled: tuple[int, ...]
+    interval: tuple[float, ...] | None
 
     def __post_init__(self) -> None:
         for name, types in _TYPES.items():
@@ -90,6 +168,16 @@ class Threshold:
                 raise ValueError(f"{name} is {short(text)}")
         if self.normalisation not in get_args(Normalisation):
             raise ValueError(f"normalisation is {short(self.normalisation)}")
+        for name in ("enrolled", "interval"):
+            pair = getattr(self, name)
+            kinds = (int,) if name == "enrolled" else (int, float)
+            if pair is not None and not (
+                len(pair) == 2
+                and all(type(bound) in kinds for bound in pair)
+                and pair[0] <= pair[1]
+            ):
+                raise ValueError(f"{name} is {short(pair)}")
+            object.__setattr__(self, name, None if pair is None else tuple(pair))
         for name in ("targets", "impostors"):
             if not 0 < getattr(self, name) <= _MAX_TRIALS:
                 raise ValueError(f"{name} is {short(getattr(self, name))}")
@@ -114,11 +202,21 @@ class Threshold:
     @property
     def origin(self) -> str:
         """Where it is from, in words."""
+        interval = ""
+        if self.interval is not None:
+            low, high = self.interval
+            interval = f", 95 % interval {low:.4f} to {high:.4f}"
         return (
             f"{self.point} of the list {self.trials}: {self.targets:,} target and "
-            f"{self.impostors:,} impostor trials, {_USUAL.heading} "
-            f"{_USUAL.text(self.eer)} %"
+            f"{self.impostors:,} impostor trials of speakers enrolled with "
+            f"{_utterances(*self.enrolled)}, {_USUAL.heading} {_USUAL.text(self.eer)} %"
+            f"{interval}"
         )
+
+    def fits(self, utterances: int) -> bool:
+        """Return whether the list has speakers enrolled with so many utterances."""
+        least, most = self.enrolled
+        return least <= utterances <= most
 
 
 @dataclass(frozen=True)
@@ -142,8 +240,11 @@ class Thresholds:
             raise ValueError("a threshold stands there twice, or there are too many")
 
     def choose(
-        self, wanted: float | str | None, normalisation: Normalisation
-    ) -> tuple[float | None, str]:
+        self,
+        wanted: float | str | None,
+        normalisation: Normalisation,
+        utterances: int = 1,
+    ) -> tuple[float | None, str, str]:
         """Find a threshold; none is invented.
 
         Parameters
@@ -153,6 +254,8 @@ class Thresholds:
             equal error rate.
         normalisation : {"cosine", "as_norm"}
             Of the score that is to be judged.
+        utterances : int
+            By how many the speaker is known who is compared.
 
         Returns
         -------
@@ -160,6 +263,8 @@ class Thresholds:
             None if nothing says which.
         origin : str
             Where it is from, or how to get one.
+        remark : str
+            Why it does not fit, and how to measure one that does; empty where it fits.
 
         Raises
         ------
@@ -167,33 +272,37 @@ class Thresholds:
             If there is none of that name, or it is no number.
         """
         if isinstance(wanted, str):
-            return self._named(wanted, normalisation)
+            return _judged(self._named(wanted, normalisation), utterances)
         if wanted is not None:
             number = isinstance(wanted, int | float | np.integer | np.floating)
             if not number or isinstance(wanted, bool) or not math.isfinite(wanted):
                 raise ValueError(
                     f"threshold takes a finite score or a name, not {wanted!r}."
                 )
-            return float(wanted), "given by the caller"
+            return float(wanted), "given by the caller", ""
         fitting = [one for one in self.known if one.normalisation == normalisation]
         lists = [one for one in fitting if one.point == _USUAL.heading]
         if len(lists) == 1:
-            return lists[0].value, lists[0].origin
+            return _judged(lists[0], utterances)
         if fitting:
-            return None, f"No threshold is chosen: {_choice(fitting)}"
+            return None, f"No threshold is chosen: {_choice(fitting)}", ""
         why = (
             self.missing or f"The model's thresholds are not of {normalisation} scores."
         )
-        return None, (
-            f"No threshold is known. {why} Give threshold=SCORE (--threshold=SCORE), "
-            "chosen on trials of your own kind of speech (recipes/VoxCeleb/score.py finds it for a trial list)."
+        return (
+            None,
+            (
+                f"No threshold is known. {why} Give threshold=SCORE (--threshold=SCORE), "
+                "chosen on trials of your own kind of speech (recipes/VoxCeleb/score.py finds it for a trial list)."
+            ),
+            "",
         )
 
-    def _named(self, name: str, normalisation: Normalisation) -> tuple[float, str]:
+    def _named(self, name: str, normalisation: Normalisation) -> Threshold:
         fitting = [one for one in self.known if one.normalisation == normalisation]
         for one in fitting:
             if one.name == name:
-                return one.value, one.origin
+                return one
         raise ValueError(
             f"there is no threshold {name!r} of {normalisation} scores. "
             + " ".join(filter(None, [_choice(fitting), self.missing]))
@@ -249,6 +358,11 @@ def thresholds_of(
         ) from error
 
 
+def _utterances(least: int, most: int) -> str:
+    count = f"{least}" if least == most else f"{least} to {most}"
+    return f"{count} utterance{'s' * (most > 1)}"
+
+
 def is_name(text: object) -> bool:
     r"""Return whether a text can name a list or a point, and be shown.
 
@@ -278,6 +392,8 @@ def _thresholds_in(
                     row["targets"],
                     row["impostors"],
                     row["eer"],
+                    row["enrolled"],
+                    row.get("thresholds_95", {}).get(point),
                 )
 
 
@@ -305,54 +421,13 @@ def as_json(thresholds: Sequence[Threshold]) -> str:
     return json.dumps({"thresholds": listed}, indent=2, allow_nan=False) + "\n"
 
 
-def read_thresholds(folder: Path) -> Thresholds:
-    """Read the thresholds that travel with an exported model.
+def read_thresholds(folder: Path, fingerprint: str) -> Thresholds:
+    """Read the thresholds of a model: those that travel with it, or a run's results.
 
     Parameters
     ----------
     folder : pathlib.Path
         The model's.
-
-    Returns
-    -------
-    Thresholds
-        None, and why, if it has no such file.
-
-    Raises
-    ------
-    ValueError
-        If the file is anything else than export writes.
-    """
-    if not (folder / THRESHOLDS).exists():
-        return Thresholds(
-            missing=f"The model has no {THRESHOLDS}: its run was not scored before it was "
-            "exported."
-        )
-    content = read_summed(folder, THRESHOLDS, MAX_THRESHOLDS_BYTES)
-    with refusing(
-        f"{folder / THRESHOLDS} holds no thresholds",
-        "Download the folder again, or remove the file to use the model without them.",
-    ):
-        read = parse_json(content)
-        if not isinstance(read, dict) or list(read) != ["thresholds"]:
-            raise ValueError("it is not of one key, thresholds")
-        listed = read["thresholds"]
-        if not isinstance(listed, list) or len(listed) > _MAX_THRESHOLDS:
-            raise ValueError("it has no list of them, or one too long")
-        keys = {field.name for field in fields(Threshold)}
-        for one in listed:
-            if not isinstance(one, dict) or set(one) != keys:
-                raise ValueError(f"a threshold is {short(one)}")
-        return Thresholds(tuple(Threshold(**one) for one in listed), "")
-
-
-def run_thresholds(folder: Path, fingerprint: str) -> Thresholds:
-    """Read the thresholds that score.py measured for a run.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        The run's.
     fingerprint : str
         Of its weights.
 
@@ -364,18 +439,16 @@ def run_thresholds(folder: Path, fingerprint: str) -> Thresholds:
     Raises
     ------
     ValueError
-        If the file is not what score.py writes.
+        If a file is anything else than export or score.py write.
     """
+    if (folder / THRESHOLDS).exists():
+        return _read(folder)
     report = read_results(folder)
     if report is None:
-        whose = (
-            ""
-            if by_our_recipe(folder)
-            else " of runs of recipes/VoxCeleb/train.py alone"
-        )
         return Thresholds(
-            missing=f"The run has no {RESULTS}: recipes/VoxCeleb/extract.py and score.py "
-            f"make it{whose}."
+            missing=f"The model has neither {THRESHOLDS} nor {RESULTS}: "
+            "recipes/VoxCeleb/extract.py and score.py make these of runs of "
+            "recipes/VoxCeleb/train.py, and export takes them along."
         )
     if report["model"] != fingerprint:
         return Thresholds(
@@ -383,6 +456,46 @@ def run_thresholds(folder: Path, fingerprint: str) -> Thresholds:
             "recipes/VoxCeleb/extract.py and score.py again."
         )
     return thresholds_of(report)
+
+
+def _read(folder: Path) -> Thresholds:
+    """Read thresholds.json."""
+    content = read_own(folder, THRESHOLDS, _MAX_BYTES)
+    check_sum(folder / THRESHOLDS)
+    try:
+        read = parse_json(content)
+        if not isinstance(read, dict) or list(read) != ["thresholds"]:
+            raise ValueError("it is not of one key, thresholds")
+        listed = read["thresholds"]
+        if not isinstance(listed, list) or len(listed) > _MAX_THRESHOLDS:
+            raise ValueError("it has no list of them, or one too long")
+        keys = {field.name for field in fields(Threshold)}
+        for one in listed:
+            if not isinstance(one, dict) or set(one) != keys:
+                raise ValueError(f"a threshold is {short(one)}")
+        return Thresholds(tuple(Threshold(**one) for one in listed), "")
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / THRESHOLDS} holds no thresholds ({error}). Download the folder "
+            "again, or remove the file to use the model without them."
+        ) from error
+
+
+def _judged(one: Threshold, utterances: int) -> tuple[float, str, str]:
+    """Give a threshold, where it is from, and whether it is of such speakers."""
+    if one.fits(utterances):
+        return one.value, one.origin, ""
+    return (
+        one.value,
+        one.origin,
+        (
+            f"This threshold is of speakers enrolled with {_utterances(*one.enrolled)}, and "
+            f"here one is known by {utterances}: scores are higher or lower, and errors are not "
+            "as measured. For one that fits give extract.py and score.py of recipes/VoxCeleb "
+            "trials of such speakers: RUN_FOLDER --trial_lists LIST, with a file spk2utt beside "
+            "the list that names the utterances of each."
+        ),
+    )
 
 
 def _choice(fitting: Sequence[Threshold]) -> str:

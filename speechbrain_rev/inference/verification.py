@@ -15,21 +15,18 @@ from numpy.typing import NDArray
 
 from speechbrain_rev import scoring
 from speechbrain_rev.data import read_manifest
-from speechbrain_rev.files import write_whole
+from speechbrain_rev.files import check_sum, write_whole
 from speechbrain_rev.inference.archive import EmbeddingArchive, check_fingerprint
-from speechbrain_rev.inference.model_folder import is_exported, read_summed
-from speechbrain_rev.inference.run_folder import (
-    HYPERPARAMS,
-    RESULTS,
-    by_our_recipe,
-    read_results,
-    read_settings,
-    read_weights,
-)
 from speechbrain_rev.inference.running import unit_mean
-from speechbrain_rev.inference.thresholds import Normalisation, Thresholds
-from speechbrain_rev.inference.trained import reading
-from speechbrain_rev.inference.untrusted import own_file
+from speechbrain_rev.inference.runs import record_of
+from speechbrain_rev.inference.thresholds import (
+    RESULTS,
+    Normalisation,
+    Thresholds,
+    read_results,
+)
+from speechbrain_rev.inference.trained import read_weights, reading
+from speechbrain_rev.inference.untrusted import own_file, read_own
 from speechbrain_rev.scoring.as_norm import check_top_n
 
 COHORT = "cohort.safetensors"
@@ -170,32 +167,26 @@ def read_cohort(source: str | PathLike[str], *, revision: str | None = None) -> 
     ValueError
         If a file is damaged, leads out of the folder or is of other weights.
     """
-    with reading(source, revision, also={COHORT: _MAX_COHORT_BYTES}) as folder:
+    with reading(source, revision, also=[COHORT]) as folder:
         return _read_cohort(folder)
 
 
 def _read_cohort(folder: Path) -> Cohort:
     """Read the cohort of an exported model, or average that of a run."""
-    if not is_exported(folder) and (folder / HYPERPARAMS).exists():
+    path = folder / COHORT
+    if not path.exists():
         cohort = run_cohort(folder, read_weights(folder).fingerprint)
         if cohort is None:
-            remedy = "Run recipes/VoxCeleb/extract.py on this run first."
-            if not by_our_recipe(folder):
-                remedy = (
-                    "recipes/VoxCeleb/extract.py makes it of runs of "
-                    "recipes/VoxCeleb/train.py alone: score without a cohort (without "
-                    "--as_norm), or make a Cohort of embeddings of your training speech."
-                )
-            raise FileNotFoundError(f"{folder} has no {EMBEDDINGS}. {remedy}")
+            raise FileNotFoundError(
+                f"{folder} has neither {COHORT} nor {EMBEDDINGS}. If it is a run of "
+                "recipes/VoxCeleb/train.py, or was exported from one, run "
+                "recipes/VoxCeleb/extract.py on that run first, and export it again; else "
+                "score without a cohort (without --as_norm), or make a Cohort of "
+                "embeddings of your training speech."
+            )
         return cohort
-    path = folder / COHORT
-    if is_exported(folder) and not path.exists():
-        raise FileNotFoundError(
-            f"{folder} has no {COHORT}: its run had no {EMBEDDINGS} when it was exported. "
-            "If that is a run of recipes/VoxCeleb/train.py, run recipes/VoxCeleb/extract.py "
-            "on it and export it again; else score without a cohort (without --as_norm)."
-        )
-    content = read_summed(folder, COHORT, _MAX_COHORT_BYTES)
+    content = read_own(folder, COHORT, _MAX_COHORT_BYTES)
+    check_sum(path)
     try:
         arrays = safetensors.numpy.load(content)
         means, (top_n,) = arrays.pop("means"), arrays.pop("top_n").tolist()
@@ -247,7 +238,7 @@ def run_cohort(run: Path, fingerprint: str) -> Cohort | None:
         check_fresh(run / RESULTS, report["model"], fingerprint)
         top_n = report["cohort"]["top_n"]
     else:
-        top_n = read_settings(run, ("cohort_top_n",))["cohort_top_n"]
+        top_n = record_of(run).settings["cohort_top_n"]
     return Cohort.of(
         archive,
         {utterance.ID: utterance.spk_id for utterance in manifest},
@@ -409,6 +400,8 @@ class Verification:
     origin : str
         Where the threshold is from: the list of trials it was measured on, with its error
         rate, or the caller. Without a threshold, how to get one.
+    remark : str
+        Where the threshold is of other speakers than these, what to do; else empty.
 
     Example
     -------
@@ -422,6 +415,7 @@ class Verification:
     threshold: float | None
     same_speaker: bool | None
     origin: str
+    remark: str = ""
 
 
 def compare(
@@ -472,7 +466,8 @@ def compare(
             "was changed: enrol again, or download the cohort's folder again."
         )
     normalisation: Normalisation = "cosine" if cohort is None else "as_norm"
-    value, origin = thresholds.choose(threshold, normalisation)
+    known_by = max(a.utterances, b.utterances)
+    value, origin, remark = thresholds.choose(threshold, normalisation, known_by)
     centre = None if cohort is None else cohort.centre
     sides = np.stack([a.centred(centre), b.centred(centre)])
     cosines = scoring.cosine(sides[:1], sides[1:])
@@ -482,4 +477,4 @@ def compare(
         normed = scoring.as_norm(cosines, mean[:1], std[:1], mean[1:], std[1:])
         score = float(normed[0])
     same = None if value is None else score >= value
-    return Verification(score, normalisation, value, same, origin)
+    return Verification(score, normalisation, value, same, origin, remark)

@@ -1,7 +1,7 @@
-"""WeSpeaker's models as folders of runs, and back.
+"""WeSpeaker's models as folders of weights of ours, and back.
 
 WeSpeaker feeds its networks Kaldi's filterbanks and pools the unbiased variance, which
-the run that is written says of itself.
+the weights that are written say of themselves.
 
 The networks are the same, layer by layer. Each name of ours has one name there, which
 follows from the structure of our encoder, and nothing is left over: weights that hold
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,31 @@ import torch
 from torch import Tensor
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.files import write_whole
-from speechbrain_rev.inference.model_folder import run_settings
-from speechbrain_rev.inference.run_folder import (
-    read_weights,
-    saved_bytes,
-    write_run,
+from speechbrain_rev.files import (
+    digest_of,
+    folder_whole,
+    write_sums,
+    write_whole,
 )
-from speechbrain_rev.inference.untrusted import load_tensors, plain_values, some_names
+from speechbrain_rev.inference.runs import new_folder, saved_bytes
+from speechbrain_rev.inference.trained import (
+    SAFETENSORS,
+    SETTINGS,
+    read_weights,
+    write_weights,
+)
+from speechbrain_rev.inference.untrusted import (
+    plain_yaml,
+    read_own,
+    read_tensors,
+    some_names,
+)
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.description import (
+    EncoderDescription,
+    FrontEnd,
+    weights_in,
+)
 from speechbrain_rev.lobes.pretrained import unwrapped
 
 _STAGES = range(4)
@@ -59,8 +76,8 @@ def from_wespeaker(
     Returns
     -------
     settings : dict of str to object
-        Keywords of ``build_encoder`` that make the network, its name as ``arch``: that
-        of the table with blocks of this kind, and this depth if there is one.
+        Keywords of ``build_encoder`` that make the network; its ``name`` is that of the
+        table with blocks of this kind, and this depth if there is one.
     weights : dict of str to torch.Tensor
         Its state dict. Counts of batches, which averaging makes fractions, are cut to
         whole numbers as torch does when it loads them; all else is the same to the bit.
@@ -74,11 +91,13 @@ def from_wespeaker(
     Example
     -------
     >>> encoder = build_encoder("resnet34", widths=(4, 8, 8, 8), blocks=(1, 2, 1, 1))
-    >>> settings = {"arch": "resnet34", "widths": (4, 8, 8, 8), "blocks": (1, 2, 1, 1)}
+    >>> settings = {"name": "resnet34", "widths": (4, 8, 8, 8), "blocks": (1, 2, 1, 1)}
     >>> theirs = to_wespeaker(settings, encoder.state_dict())
     >>> settings, weights = from_wespeaker(theirs)
-    >>> settings["blocks"], settings["n_mels"], weights.keys() == encoder.state_dict().keys()
-    ([1, 2, 1, 1], 80, True)
+    >>> settings["blocks"], settings["n_mels"]
+    ([1, 2, 1, 1], 80)
+    >>> weights.keys() == weights_in(encoder.state_dict()).keys()
+    True
     """
     kept = _of_network({k: v.detach() for k, v in state_dict.items()})
     for prefix, what in _OTHER_NETWORKS.items():
@@ -102,7 +121,7 @@ def to_wespeaker(
     Parameters
     ----------
     settings : mapping of str to object
-        Keywords of ``build_encoder``, its name as ``arch``.
+        Keywords of ``build_encoder``.
     state_dict : mapping of str to torch.Tensor
         The encoder's.
 
@@ -119,12 +138,12 @@ def to_wespeaker(
     Example
     -------
     >>> encoder = build_encoder("resnet34", blocks=(1, 1, 1, 1))
-    >>> settings = {"arch": "resnet34", "blocks": (1, 1, 1, 1)}
+    >>> settings = {"name": "resnet34", "blocks": (1, 1, 1, 1)}
     >>> sorted(to_wespeaker(settings, encoder.state_dict()))[:3]
     ['bn1.bias', 'bn1.num_batches_tracked', 'bn1.running_mean']
     """
     names = _names(settings)
-    _check(state_dict, {ours: shape for ours, (_, shape) in names.items()})
+    _check(weights_in(state_dict), {ours: shape for ours, (_, shape) in names.items()})
     return {theirs: state_dict[ours].detach() for ours, (theirs, _) in names.items()}
 
 
@@ -162,7 +181,7 @@ def _recognised(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
     ]
     exact = [row for row in rows if list(row.blocks) == blocks]
     return {
-        "arch": (exact or rows)[0].name,
+        "name": (exact or rows)[0].name,
         "widths": widths,
         "blocks": blocks,
         # Three halvings there are floors: other numbers of bands cannot be built.
@@ -186,7 +205,7 @@ def _size(state_dict: Mapping[str, Tensor], name: str, axis: int) -> int:
 def _names(settings: Mapping[str, Any]) -> dict[str, tuple[str, torch.Size]]:
     """Give the name there and the shape for each name of ours."""
     sizes = dict(settings)
-    name = sizes.pop("arch")
+    name = sizes.pop("name")
     row = ARCHITECTURES.get(name)
     if row is not None and row.family != "resnet":
         raise ValueError(
@@ -199,7 +218,7 @@ def _names(settings: Mapping[str, Any]) -> dict[str, tuple[str, torch.Size]]:
         raise ValueError(
             f"n_mels is {encoder.n_mels}; WeSpeaker's ResNets take multiples of 8."
         )
-    ours = encoder.state_dict()
+    ours = weights_in(encoder.state_dict())
     names = {name: (_their_name(name), tensor.shape) for name, tensor in ours.items()}
     assert len({theirs for theirs, _ in names.values()}) == len(names)
     return names
@@ -258,12 +277,8 @@ def _check(
             )
 
 
-#: What WeSpeaker's own settings are for the front-end and the pooling that are ours.
-_OURS = {
-    "sample_rate": 16000,
-    "front_end": "kaldi",
-    "pooling_variance": "unbiased",
-}
+#: How WeSpeaker makes features, and which variance it pools.
+_FRONT_END, _VARIANCE = FrontEnd("kaldi", 16000, 80), "unbiased"
 _TAKEN = (
     "Taken are the averaged or last weights (avg_model.pt, model_150.pt) of WeSpeaker's "
     "ResNet18 to ResNet293 with TSTP pooling and one embedding layer."
@@ -273,7 +288,7 @@ _CONFIG: dict[tuple[str, ...], object] = {
     ("model_args", "pooling_func"): "TSTP",
     ("model_args", "two_emb_layer"): False,
     ("dataset_args", "frontend"): "fbank",
-    ("dataset_args", "resample_rate"): _OURS["sample_rate"],
+    ("dataset_args", "resample_rate"): _FRONT_END.sample_rate,
     ("dataset_args", "fbank_args", "frame_length"): 25,
     ("dataset_args", "fbank_args", "frame_shift"): 10,
     ("dataset_args", "cmvn"): True,
@@ -286,12 +301,13 @@ _CONFIG_SIZES = {
     ("model_args", "embed_dim"): "embedding_dim",
     ("dataset_args", "fbank_args", "num_mel_bins"): "n_mels",
 }
+_MOST_BYTES = 1_000_000
 
 
 def convert_from_wespeaker(
     path: str | PathLike[str], folder: str | PathLike[str]
-) -> dict[str, Any]:
-    """Write a WeSpeaker model as a run that ``SpeakerEmbedder.from_run`` loads.
+) -> EncoderDescription:
+    """Write a WeSpeaker model as a folder that ``SpeakerEmbedder.from_hparams`` loads.
 
     Parameters
     ----------
@@ -303,8 +319,8 @@ def convert_from_wespeaker(
 
     Returns
     -------
-    dict of str to object
-        What was written into its hyperparams.yaml.
+    EncoderDescription
+        What the weights say of themselves.
 
     Raises
     ------
@@ -321,21 +337,23 @@ def convert_from_wespeaker(
         raise FileNotFoundError(
             f"There is no file {path}. Give the avg_model.pt of a WeSpeaker model."
         )
-    theirs = load_tensors(
-        path,
-        f"{_TAKEN} Of another file, load it where you trust it and write "
-        "torch.save(model.state_dict(), 'avg_model.pt').",
-    )
+    theirs = read_tensors(path)
     try:
         settings, weights = from_wespeaker(theirs)
     except ValueError as error:
         raise ValueError(f"{path} cannot be converted: {error} {_TAKEN}") from error
-    settings |= _OURS
-    config = path.with_name("config.yaml")
-    if config.exists():
-        _check_config(config, settings)
-    write_run(folder, settings, weights)
-    return settings
+    if path.with_name("config.yaml").exists():
+        _check_config(path.with_name("config.yaml"), settings)
+    front_end = replace(_FRONT_END, n_mels=settings["n_mels"])
+    with torch.device("meta"):
+        encoder = build_encoder(
+            **settings, pooling_variance=_VARIANCE, front_end=front_end
+        )
+    with new_folder(folder) as new, folder_whole(new) as part:
+        write_weights(part, encoder.description, weights)
+        names = (SAFETENSORS, SETTINGS)
+        write_sums(part, {name: digest_of(part / name) for name in names})
+    return encoder.description
 
 
 def convert_to_wespeaker(
@@ -346,8 +364,8 @@ def convert_to_wespeaker(
     Parameters
     ----------
     folder : str or path-like
-        The run, whose hyperparams.yaml has ``front_end: kaldi`` and
-        ``pooling_variance: unbiased``: WeSpeaker would feed it nothing else.
+        The run or model, whose weights say that its front end is Kaldi's and its pooling
+        of the unbiased variance: WeSpeaker would feed it nothing else.
     path : str or path-like
         The file, a new one.
 
@@ -366,21 +384,17 @@ def convert_to_wespeaker(
             f"{path} is there already, and nothing is written over it. Give the name of "
             "a new file."
         )
-    settings = run_settings(folder)
-    other = [
-        f"{name} is {settings[name]}, not {value}"
-        for name, value in _OURS.items()
-        if settings[name] != value
-    ]
-    if other:
-        raise ValueError(
-            f"{folder}: {'; '.join(other)}. WeSpeaker would compute other embeddings "
-            "with these weights than they were trained for. Convert a model back that "
-            "came from there, or has these settings."
-        )
-    for name in _OURS:
-        del settings[name]
     weights = read_weights(folder)
+    settings = asdict(weights.description)
+    front_end, variance = settings.pop("front_end"), settings.pop("pooling_variance")
+    expected = asdict(replace(_FRONT_END, n_mels=settings["n_mels"]))
+    if (front_end, variance) != (expected, _VARIANCE):
+        raise ValueError(
+            f"{folder}: front_end is {front_end}, not {expected}, or pooling_variance is "
+            f"{variance}, not {_VARIANCE}. WeSpeaker would compute other embeddings with "
+            "these weights than they were trained for. Convert a model back that came from "
+            "there, or has these settings."
+        )
     try:
         theirs = to_wespeaker(settings, weights.state_dict)
     except ValueError as error:
@@ -390,7 +404,10 @@ def convert_to_wespeaker(
 
 def _check_config(path: Path, settings: Mapping[str, Any]) -> None:
     """Refuse a network or a front-end that is not what its weights are taken for."""
-    config = plain_values(path.parent, path.name, ["model_args", "dataset_args"])
+    try:
+        config = plain_yaml(read_own(path.parent, path.name, _MOST_BYTES))
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as plain YAML: {error}") from error
     expected = _CONFIG | {key: settings[name] for key, name in _CONFIG_SIZES.items()}
     for keys, value in expected.items():
         given: Any = config

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -114,6 +115,7 @@ class WholeCheckpointer(Checkpointer):
                 words in str(error) for words in _TORCH_CANNOT_WRITE
             ):
                 raise
+            _let_go(error)
             with contextlib.suppress(OSError):
                 self._clear_unfinished()
             newest = self.find_checkpoint()
@@ -472,6 +474,13 @@ def _finish(folder: Path) -> None:
     _to_disk(folder.parent)
 
 
+def _let_go(error: BaseException | None) -> None:
+    """Close files that the frames of an error hold open, for they hold space on the disk."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+
+
 def _to_disk(path: Path) -> None:
     """Wait until what was written would outlive a loss of power."""
     file = os.open(path, os.O_RDONLY)
@@ -595,9 +604,14 @@ def is_end_of_epoch(checkpoint: Checkpoint) -> bool:
     return bool(checkpoint.meta["end-of-epoch"])
 
 
+def kept_epochs(averaged: int) -> int:
+    """Return how many of the last epochs keep their checkpoints."""
+    return max(10, averaged)
+
+
 def average_of_last_epochs(
     checkpointer: Checkpointer, name: str, count: int
-) -> dict[str, torch.Tensor]:
+) -> tuple[dict[str, torch.Tensor], list[int]]:
     """Average a module over the checkpoints of the last epochs.
 
     Parameters
@@ -611,8 +625,10 @@ def average_of_last_epochs(
 
     Returns
     -------
-    dict of str to torch.Tensor
+    average : dict of str to torch.Tensor
         A state dict, with the types that the module's own has.
+    epochs : list of int
+        Those that were averaged, in their order.
 
     Raises
     ------
@@ -626,8 +642,9 @@ def average_of_last_epochs(
     >>> for epoch in (1, 2, 3):
     ...     _ = model.weight.data.fill_(epoch)
     ...     _ = checkpointer.save_checkpoint(meta={"epoch": epoch})
-    >>> average_of_last_epochs(checkpointer, "model", 2)["weight"]
-    tensor([2.5000, 2.5000])
+    >>> average, epochs = average_of_last_epochs(checkpointer, "model", 2)
+    >>> average["weight"], epochs
+    (tensor([2.5000, 2.5000]), [2, 3])
     """
     last = checkpointer.find_checkpoints(
         importance_key=lambda checkpoint: checkpoint.meta["epoch"],
@@ -644,7 +661,8 @@ def average_of_last_epochs(
     average = average_checkpoints(last, name, load)
     # Averaging turns counters into floats.
     own = load(last[0].paramfiles[name], map_location="cpu")
-    return {key: value.to(own[key].dtype) for key, value in average.items()}
+    typed = {key: value.to(own[key].dtype) for key, value in average.items()}
+    return typed, sorted(checkpoint.meta["epoch"] for checkpoint in last)
 
 
 def load_finished_run(
@@ -680,7 +698,7 @@ def load_finished_run(
             "checkpoints in save: give the output_folder of a finished run."
         )
     path = newest.path / "classifier.ckpt"
-    check_sum(weights, folder=save)
+    check_sum(weights)
     verify_checkpoint(Checkpoint(newest.path, {}, {"classifier": path}))
     encoder, classifier = (
         torch.load(file, "cpu", weights_only=True) for file in (weights, path)

@@ -25,6 +25,12 @@ from speechbrain_rev.lobes.build import (
     parts_of,
     zero_residuals,
 )
+from speechbrain_rev.lobes.description import (
+    DESCRIPTION,
+    EncoderDescription,
+    FrontEnd,
+    front_end_of,
+)
 from speechbrain_rev.lobes.geometry import check_input, maps_and_masks, unit_channels
 from speechbrain_rev.lobes.layers import run_unit
 from speechbrain_rev.lobes.pooling import Pooling, embedded
@@ -107,12 +113,17 @@ class SpeakerEncoder(nn.Module):
         How blocks in mode "compress" do it; None for its defaults.
     widths, blocks : sequence of int, or None
         Channels and blocks of each stage, to make an encoder of another size.
+    front_end : FrontEnd, mapping of its fields, or None
+        How the features are made that it is trained on, see
+        :class:`~speechbrain_rev.lobes.description.FrontEnd`. It is in the state dict, with
+        what the encoder was built of, for whoever loads the weights. None where it is not
+        known.
 
     Raises
     ------
     ValueError
-        If there is no such encoder, a size does not fit its family, or a switch is
-        neither True nor False.
+        If there is no such encoder, a size does not fit its family, a switch is neither
+        True nor False, or ``front_end`` has other bands than ``n_mels``.
 
     Examples
     --------
@@ -148,6 +159,7 @@ class SpeakerEncoder(nn.Module):
         compression: ActivationCompression | None = None,
         widths: Sequence[int] | None = None,
         blocks: Sequence[int] | None = None,
+        front_end: FrontEnd | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         check_switch("zero_init_residual", zero_init_residual)
@@ -174,6 +186,18 @@ class SpeakerEncoder(nn.Module):
         self.stem = parts.stem
         self.stages = nn.ModuleList(parts.stages)
         self.pooling, self.fc = parts.pooling, parts.fc
+        #: What its state dict says of it.
+        self.description = EncoderDescription(
+            name=name,
+            widths=tuple(parts.row.widths),
+            blocks=tuple(parts.row.blocks),
+            n_mels=n_mels,
+            embedding_dim=embedding_dim,
+            pooling=pooling,
+            pooling_variance=pooling_variance,
+            front_end=front_end_of(front_end, n_mels),
+        )
+        self.register_load_state_dict_pre_hook(_described)
         before = None
         for key, chain in self._chains().items():
             chain.monitor.name, chain.monitor.before = key, before
@@ -201,6 +225,20 @@ class SpeakerEncoder(nn.Module):
     def n_mels(self) -> int:
         """Mel bands of the input."""
         return self.geometry.n_mels
+
+    def get_extra_state(self) -> Tensor:
+        """Give the description of the encoder, which its state dict takes along.
+
+        Returns
+        -------
+        torch.Tensor, [bytes], int32
+            As :meth:`~speechbrain_rev.lobes.description.EncoderDescription.as_tensor`
+            writes it. It is the same in all modes.
+        """
+        return self.description.as_tensor()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Leave the encoder as it was built, whatever loaded weights say of themselves."""
 
     def block_modes(self) -> dict[str, Mode]:
         """Give the mode of each block: what it keeps for the backward pass.
@@ -495,6 +533,11 @@ class SpeakerEncoder(nn.Module):
             If the input has not the shape that the encoder was built for, or lengths
             are not relative.
         """
+        if lengths is not None and torch.compiler.is_exporting():
+            raise RuntimeError(
+                f"torch.export of {self.architecture.name} itself takes no lengths, at "
+                f"whose values training looks. {_WAYS_OUT}"
+            )
         lengths = check_input(self.architecture.name, self.geometry, feats, lengths)
         if is_tracing() and (
             lengths is not None or self.training or self.geometry.rearranges
@@ -528,6 +571,13 @@ class SpeakerEncoder(nn.Module):
         raise RuntimeError(
             f"{self.architecture.name} cannot be given to torch.jit.script. {_WAYS_OUT}"
         )
+
+
+def _described(
+    encoder: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object
+) -> None:
+    """Let weights of other programs, which have no description, be loaded strictly too."""
+    state_dict.setdefault(prefix + DESCRIPTION, encoder.get_extra_state())
 
 
 class _EngineRunner(Runner):
@@ -605,6 +655,7 @@ def build_encoder(
     compression: ActivationCompression | None = None,
     widths: Sequence[int] | None = None,
     blocks: Sequence[int] | None = None,
+    front_end: FrontEnd | Mapping[str, Any] | None = None,
 ) -> SpeakerEncoder:
     """Build an encoder by its name: what ``SpeakerEncoder`` does, as a function.
 
@@ -613,7 +664,8 @@ def build_encoder(
     Parameters
     ----------
     name, n_mels, embedding_dim, mode, streams, verify, verify_every, chunk, memory_format, \
-    deterministic, sync_batchnorm, pooling, pooling_variance, zero_init_residual, compression, widths, blocks
+    deterministic, sync_batchnorm, pooling, pooling_variance, zero_init_residual, compression, widths, blocks, \
+    front_end
         As :class:`SpeakerEncoder` takes them.
 
     Returns
@@ -650,6 +702,7 @@ def build_encoder(
         compression=compression,
         widths=widths,
         blocks=blocks,
+        front_end=front_end,
     )
 
 

@@ -9,7 +9,7 @@ drawn n times counts n times; a trial of two speakers as often as both were draw
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,9 @@ class BootstrapRates:
     ----------
     draws : dict of Measure to numpy.ndarray, [replicates]
         Figures of each measure that is bootstrapped.
+    thresholds : dict of Measure to numpy.ndarray, [replicates]
+        The score from which on trials are accepted at the measure's point; infinite where
+        refusing all is cheapest.
 
     Example
     -------
@@ -48,6 +51,7 @@ class BootstrapRates:
     """
 
     draws: dict[Measure, NDArray[np.float64]]
+    thresholds: dict[Measure, NDArray[np.float64]] = field(default_factory=dict)
 
     @property
     def eer(self) -> NDArray[np.float64]:
@@ -69,10 +73,15 @@ class BootstrapRates:
         Example
         -------
         >>> BootstrapRates({MEASURES["eer"]: np.full(3, 0.25)}).intervals()
-        {'eer_95': [0.25, 0.25]}
+        {'eer_95': [0.25, 0.25], 'thresholds_95': {}}
         """
         bounds = {row: list(interval(draws)) for row, draws in self.draws.items()}
-        return as_row(bounds, "_95")
+        cuts = {
+            row.heading: list(interval(draws))
+            for row, draws in self.thresholds.items()
+            if np.isfinite(draws).all()
+        }
+        return {**as_row(bounds, "_95"), "thresholds_95": cuts}
 
 
 def bootstrap(
@@ -139,13 +148,17 @@ def bootstrap(
     draws = np.random.default_rng(seed)
     rows = MEASURES | {row.name: row for row in map(lowest_cost, p_targets)}
     rates = {row: np.empty(replicates) for row in rows.values() if row.bootstrapped}
+    cuts = {row: np.empty(replicates) for row in rates if row.threshold is not None}
     for i in progress_bar(
         "bootstrap", range(replicates), unit="draw", delay=LONG_SECONDS
     ):
         curve = _drawn(draws, len(count), is_target, enrol, test, score, points)
         for measure, figures in rates.items():
             figures[i] = measure.of(curve)
-    return BootstrapRates(rates)
+        for measure, scores_at in cuts.items():
+            assert measure.threshold is not None
+            scores_at[i] = measure.threshold(curve)
+    return BootstrapRates(rates, cuts)
 
 
 def interval(

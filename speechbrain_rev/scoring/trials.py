@@ -126,6 +126,18 @@ class Trials:
             found[test] = None
         return tuple(found)
 
+    @cached_property
+    def enrolled(self) -> tuple[int, int]:
+        """How many utterances enrol a speaker, at least and at most.
+
+        Example
+        -------
+        >>> Trials([1, 0], ["ann", "b"], ["a3", "c"], {"ann": ("a1", "a2")}).enrolled
+        (1, 2)
+        """
+        counts = {len(self.files(name)) for name in self.enrol}
+        return min(counts), max(counts)
+
     def files(self, enrol: str) -> tuple[str, ...]:
         """Give the utterances of a name on the enrolment side: a model's, or itself."""
         return self.models.get(enrol, (enrol,))

@@ -72,7 +72,7 @@ class EpochLog:
         self._folder = Path(output_folder)
         self._cannot_draw = False
         # Now, and not after an epoch.
-        self._rows()
+        self.rows()
         self._other: EpochLogger | None = None
         if to == "tensorboard":
             self._other = TensorBoard(self._folder / TENSORBOARD)
@@ -98,7 +98,7 @@ class EpochLog:
         stats : dict
             Plain numbers, "epoch" among them.
         """
-        rows = [row for row in self._rows() if row["epoch"] < stats["epoch"]]
+        rows = [row for row in self.rows() if row["epoch"] < stats["epoch"]]
         rows.append(stats)
         lines = (f"{json.dumps(row)}\n" for row in rows)
         write_whole(self._folder / LOG, "".join(lines))
@@ -106,7 +106,8 @@ class EpochLog:
         if self._other is not None:
             self._other.log_epoch(stats)
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
+        """Read the statistics of the epochs that are logged."""
         path = self._folder / LOG
         return read_rows(path) if path.exists() else []
 

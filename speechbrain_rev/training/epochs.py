@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import speechbrain as sb
@@ -16,14 +17,22 @@ from tqdm import tqdm
 
 from speechbrain_rev.data import ChunkBatch
 from speechbrain_rev.inference.running import RepeatedShapes
+from speechbrain_rev.inference.runs import RunFiles, TrainingRecord
 from speechbrain_rev.lobes import SpeakerEncoder
-from speechbrain_rev.lobes.checkpointer import is_end_of_epoch, place_in_run
+from speechbrain_rev.lobes.checkpointer import (
+    is_end_of_epoch,
+    kept_epochs,
+    place_in_run,
+)
 from speechbrain_rev.scoring import Trials, cosine_trials, eer
 from speechbrain_rev.training import progress
 from speechbrain_rev.training.epoch_log import EpochLog, log_places
 from speechbrain_rev.training.steps import CheckedSteps, Tally
 
 logger = logging.getLogger("train")
+
+# Two steps of one schedule differ by less, but for the first ones of a warm-up.
+_GOES_BACK = 1.1
 
 
 class TimedBatches:
@@ -73,8 +82,9 @@ class ValidatedEpochs(CheckedSteps):
     #: Of the batches of validation.
     shapes: RepeatedShapes
     bar: tqdm[Any]
-    #: What is done once a run has recovered, before its first step.
-    on_recovered: Callable[[], object] | None = None
+    #: What happens, and where the run's files are; None where nothing is recorded.
+    record: TrainingRecord | None = None
+    files: RunFiles | None = None
     #: Those of the epoch that is trained.
     batches: TimedBatches
     #: What runs now; None before the first epoch.
@@ -113,12 +123,26 @@ class ValidatedEpochs(CheckedSteps):
     def on_fit_start(self) -> None:
         """Recover, and log where a run goes on."""
         super().on_fit_start()
-        if self.on_recovered is not None:
-            run_on_main(self.on_recovered)
         done, step = self.hparams.epoch_counter.current, self.step
+        if self.record is not None and self.files is not None:
+            rows = self.epoch_log.rows()
+            self.record = self.record.after([r for r in rows if r["epoch"] <= done])
+            run_on_main(self.files.take_over, args=[self.record])
         if (done or step) and if_main_process():
             epoch = done + 1 if step else done
-            logger.info(f"This run goes on {_after(epoch, step)}.")
+            logger.info(f"This run goes on {_after(epoch, step)}.{self._rate_after()}")
+
+    def _rate_after(self) -> str:
+        """Say to which learning rate a run goes back that is extended."""
+        schedule = self.hparams.lr_annealing
+        before = self.record.lr if self.record is not None else None
+        now = schedule.learning_rate(schedule.step)
+        if self.step or before is None or now < _GOES_BACK * before:
+            return ""
+        return (
+            f" The learning rate goes back from {before:.3g} to {now:.3g}, as the schedule "
+            f"of {schedule.number_of_epochs} epochs has it."
+        )
 
     def embed(self, feats: Tensor) -> Tensor:
         """Embed whole utterances in validation, in shapes that repeat.
@@ -260,11 +284,10 @@ class ValidatedEpochs(CheckedSteps):
             num_to_keep=kept_epochs(self.hparams.average_checkpoints),
             ckpt_predicate=is_end_of_epoch,
         )
-
-
-def kept_epochs(averaged: int) -> int:
-    """Return how many of the last epochs keep their checkpoints."""
-    return max(10, averaged)
+        if self.record is not None and not self.debug:
+            self.record = self.record.after(self.epoch_log.rows())
+            folder = Path(self.hparams.output_folder)
+            run_on_main(self.record.write, args=[folder])
 
 
 def _after(epoch: int, step: int) -> str:

@@ -15,6 +15,7 @@ import logging
 import math
 import random
 import sys
+import traceback
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from speechbrain_rev import planner
 from speechbrain_rev.devices import random_devices
 from speechbrain_rev.optim import state_bytes
 from speechbrain_rev.planner import Plan, Step, plan_step
@@ -190,15 +192,20 @@ class MemoryBudget:
         )
 
     def fit(self, *arguments: Any, **keywords: Any) -> Any:
-        """Train; if memory runs out in spite of a plan, end with one line."""
+        """Train; if no plan fits, or memory runs out in spite of one, end with one line."""
         if not hasattr(self, "_planner"):
             return super().fit(*arguments, **keywords)  # type: ignore[misc]
         try:
             return super().fit(*arguments, **keywords)  # type: ignore[misc]
+        except ValueError as error:
+            if not _is_refusal(error):
+                raise
+            refusal = str(error)
         except (MemoryError, RuntimeError) as error:
             if self.memory_plan is None or not is_out_of_memory(error):
                 raise
-        sys.exit(self._planner.ran_out())
+            refusal = self._planner.ran_out()
+        sys.exit(refusal)
 
 
 def _planned_forward(
@@ -643,6 +650,13 @@ def _states_kept(device: torch.device) -> Iterator[None]:
 
 def _unwrapped(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def _is_refusal(error: ValueError) -> bool:
+    """Return whether the planner refuses a step, and not the recipe's own code."""
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    own = (Path(__file__), Path(planner.__file__).parent)
+    return any(raised_in.is_relative_to(place) for place in own)
 
 
 def _all_stored(step: Step, budget_bytes: int) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from speechbrain_rev.inference import WaveformEncoder, export_graph
-from speechbrain_rev.inference.run_folder import write_run
+from speechbrain_rev.inference.trained import write_weights
 from speechbrain_rev.lobes import inference_form
+from speechbrain_rev.lobes.description import FrontEnd
 from tests.corpus import RATE, speak
 
 from .harness import CPU, Result, interleaved_seconds, require
@@ -82,19 +83,13 @@ def ways_of(name: str, row: Mapping[str, Any]) -> dict[str, Embed]:
     import onnxruntime
 
     encoder = encoder_of(name, row)
-    settings = {
-        "arch": name,
-        "widths": list(encoder.architecture.widths),
-        "blocks": list(encoder.architecture.blocks),
-        "n_mels": encoder.n_mels,
-        "embedding_dim": encoder.fc.out_features,
-        "sample_rate": RATE,
-    }
+    front_end = FrontEnd("speechbrain", RATE, encoder.n_mels)
+    description = replace(encoder.description, front_end=front_end)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
-        write_run(Path(folder, "run"), settings, encoder.state_dict())
-        file = export_graph(Path(folder, "run"), Path(folder, "model.onnx"))
+        write_weights(Path(folder), description, encoder.state_dict())
+        file = export_graph(folder, Path(folder, "model.onnx"))
         session = onnxruntime.InferenceSession(
             file.path, options, providers=["CPUExecutionProvider"]
         )

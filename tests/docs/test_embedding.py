@@ -8,7 +8,7 @@ import pytest
 
 from speechbrain_rev import cli
 from speechbrain_rev.inference import Cohort, export_run
-from speechbrain_rev.inference.run_folder import read_weights
+from speechbrain_rev.inference.trained import read_weights
 from tests.hub_server import Repository, ask, serving
 from tests.run_folders import speech_like, write_audio, write_finished_run
 

@@ -14,7 +14,7 @@ from speechbrain_rev.data import audio_files, packing, read_audio, read_manifest
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.data.preparation import read_prepared
 from speechbrain_rev.inference import EmbeddingArchive, extraction
-from speechbrain_rev.inference.run_folder import read_results
+from speechbrain_rev.inference.thresholds import read_results
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
 from speechbrain_rev.scoring import read_scores, read_trials
 from speechbrain_rev.training.progress import beginning_log

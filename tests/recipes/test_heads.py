@@ -7,7 +7,6 @@ from speechbrain.inference.speaker import EncoderClassifier
 
 from speechbrain_rev.heads import HEAD_OF, HEADS, POOLINGS
 from speechbrain_rev.inference import SpeakerEmbedder, export_run
-from speechbrain_rev.inference.export import convert_from_speechbrain
 from tests.recipes.runs import FEW_STEPS, arguments
 
 #: The first loss of each head, and each pooling.
@@ -52,7 +51,7 @@ def test_a_run_is_trained_exported_and_loaded_everywhere(
     assert weight.shape == head.weight_shape(scores.shape[-1], embedding.numel())
     (model / "embedding_model.safetensors").unlink()
     (model / "SHA256SUMS").unlink()
-    convert_from_speechbrain(model, tmp_path / "again")
+    export_run(model, tmp_path / "again")
     again = SpeakerEmbedder.from_hparams(tmp_path / "again").embed(first)
     torch.testing.assert_close(again, expected)
 

@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,12 @@ from speechbrain_rev import cli
 from speechbrain_rev.data import VoxCelebFolder
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.files import LOCK, locked
-from speechbrain_rev.inference import SpeakerEmbedder, evaluation
+from speechbrain_rev.inference import SpeakerEmbedder, evaluation, runs
+from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.lobes.checkpointer import (
     load_finished_run,
 )
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.training import run_settings
 from tests.recipes.conftest import in_process
 from tests.recipes.runs import (
     FEW_STEPS,
@@ -42,6 +43,12 @@ def again(train, data, folder, capsys):
         return capsys.readouterr().out
 
     return main
+
+
+def move_paths(folder, old, new):
+    """Let the files of a run that was copied name where it is now."""
+    for file in (folder / "hyperparams.yaml", folder / "run.json"):
+        file.write_text(file.read_text().replace(str(old), str(new)))
 
 
 def delete_checkpoints(folder):
@@ -104,7 +111,7 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(again, folder):
     assert refusals[0] == refusals[1]
     delete_checkpoints(folder)
     for options in (["--dry_run"], []):
-        with pytest.raises(ValueError, match="finished run without checkpoints"):
+        with pytest.raises(ValueError, match=r"has trained 1 epochs, and .* has ch"):
             again(*options, number_of_epochs=2)
 
 
@@ -129,24 +136,6 @@ def test_what_is_refused_at_recovery_leaves_settings_and_plan(again, folder):
     assert plan.read_bytes() == planned
 
 
-def test_what_debugging_persistently_leaves_has_its_settings_and_is_in_no_run(
-    again, folder
-):
-    before = contents(folder)
-    persistently = ("--debug", "--debug_persistently")
-    with pytest.raises(ValueError, match="has a run, which would go on from them"):
-        again(*persistently, number_of_epochs=2)
-    assert contents(folder) == before
-    other = folder.with_name("other")
-    again(*persistently, output_folder=other, lr=0.5)
-    assert "lr: 0.5" in (other / "hyperparams.yaml").read_text()
-    before = contents(other)
-    with pytest.raises(ValueError, match="checkpoints of --debug_persistently, whose"):
-        again(output_folder=other)
-    assert contents(other) == before
-    again(*persistently, output_folder=other, number_of_epochs=3)
-
-
 def test_a_run_s_own_settings_given_for_another_folder_are_refused(
     train, folder, tmp_path
 ):
@@ -169,7 +158,7 @@ def test_the_file_of_a_moved_run_is_refused_until_it_names_where_it_is(
     train, folder, finished, tmp_path, named
 ):
     file, gone = folder / "hyperparams.yaml", tmp_path / "gone"
-    file.write_text(file.read_text().replace(str(finished), str(gone)))
+    move_paths(folder, finished, gone)
     before = contents(folder)
     given = [str(file), "--device=cpu", "--number_of_epochs=2"]
     given += [f"--output_folder={folder}"] * named
@@ -186,8 +175,7 @@ def test_the_file_of_a_moved_run_is_refused_until_it_names_where_it_is(
 def test_checkpoints_of_another_run_are_refused_and_own_ones_may_be_moved(
     again, folder, finished, tmp_path
 ):
-    file = folder / "hyperparams.yaml"
-    file.write_text(file.read_text().replace(str(finished), str(folder)))
+    move_paths(folder, finished, folder)
     save, new = tmp_path / "disk" / "save", tmp_path / "new"
     save.parent.mkdir()
     (folder / "save").rename(save)
@@ -211,16 +199,24 @@ def test_a_run_that_is_extended_is_none_to_start_from_or_to_take_rates_of(
         assert cli.main(["embed", str(folder), str(next(data.rglob("*.wav")))]) == 0
         return capsys.readouterr().err
 
-    assert not evaluation.unfinished(folder)
+    def standing():
+        return runs.standing(folder, read_weights(folder))
+
+    assert not standing()
     assert "not finished" not in embed()
-    run_settings.mark_finished(folder / "save", None)
-    words = f"{folder} is not finished: its weights are those of an earlier end."
-    assert evaluation.unfinished(folder) == words
+    record = runs.read_record(folder)
+    settings = {**record.settings, "number_of_epochs": 3}
+    runs.begin_epochs(folder, replace(record, settings=settings))
+    words = (
+        f"{folder} is not finished: it is being extended to 3 epochs, 1 are done, and its "
+        "weights are those of its earlier end."
+    )
+    assert standing() == words
     assert words in embed()
     with pytest.raises(ValueError, match=r"not finished: .* of another epoch"):
         again(output_folder=tmp_path / "new", pretrained_run=folder)
     (folder / WEIGHTS).unlink()
-    assert "of the newest checkpoint" in evaluation.unfinished(folder)
+    assert "are of epoch 1 of 3, of the newest checkpoint" in standing()
 
 
 def test_a_save_folder_that_is_a_file_is_refused(again, tmp_path):
@@ -257,8 +253,7 @@ def test_what_is_killed_before_it_recovers_leaves_a_finished_run(
     with monkeypatch.context() as patch:
         patch.setattr(train, "give_modes", end)
         # A process that is killed clears nothing away.
-        patch.setattr(run_settings, "mark_finished", end)
-        patch.setattr(run_settings.shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr(runs.shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(InterruptedError):
             again(number_of_epochs=2)
     assert "is a finished run" in again()
@@ -301,7 +296,7 @@ def test_checking_that_a_run_no_longer_does_is_no_changed_setting(again, caplog)
 
 
 def test_other_processes_than_those_of_the_checkpoint_are_listed(again, monkeypatch):
-    monkeypatch.setattr(run_settings, "process_count", lambda: 2)
+    monkeypatch.setattr(runs, "process_count", lambda: 2)
     assert "; processes: was 1, is 2.\n" in again(number_of_epochs=2)
 
 
@@ -364,17 +359,9 @@ def test_a_finished_run_that_is_started_again_changes_nothing(again, folder, los
     with pytest.raises(ValueError, match="other data settings"):
         again(valid_speakers=2)
     if lost == "checkpoints":
-        with pytest.raises(ValueError, match="finished run without checkpoints"):
+        with pytest.raises(ValueError, match=r"has trained 1 epochs, and .* has ch"):
             again(number_of_epochs=2)
     assert contents(folder) == before
-
-
-def test_a_finished_run_whose_checksums_were_deleted_ends_anew(again, folder):
-    sums = folder / "save" / "SHA256SUMS"
-    before = (folder / WEIGHTS).read_bytes(), sums.read_text()
-    sums.unlink()
-    assert "Finished: " in again()
-    assert ((folder / WEIGHTS).read_bytes(), sums.read_text()) == before
 
 
 def test_more_epochs_go_on_from_the_last_one_and_end_anew(

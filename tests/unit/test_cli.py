@@ -32,11 +32,13 @@ from speechbrain_rev.inference import (
     SpeakerEmbedder,
     export_run,
 )
-from speechbrain_rev.inference.run_folder import read_weights
+from speechbrain_rev.inference.trained import read_weights
+from speechbrain_rev.lobes.description import weights_in
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.sizes import GIB
 from tests.corpus import write_corpus
 from tests.run_folders import (
+    TINY,
     speech_like,
     write_audio,
     write_finished_run,
@@ -225,9 +227,14 @@ OUT_OF_MEMORY = [
     ("plan resnet34 --card=4GB", plans, "plan_encoders", "--card=11GB"),
     ("memory resnet34", breakdown, "before_and_after", "Leave out --stages"),
     ("sweep resnet34 --card=4GB", plans, "sweep_encoder", "smaller --batches, or leav"),
-    ("embed run a.wav", SpeakerEmbedder, "from_run", "--device=cpu"),
-    ("enrol run ann a.wav --speakers=s", SpeakerEmbedder, "from_run", "--device=cpu"),
-    ("verify run a.wav b.wav", SpeakerEmbedder, "from_run", "--device=cpu"),
+    ("embed run a.wav", SpeakerEmbedder, "from_hparams", "--device=cpu"),
+    (
+        "enrol run ann a.wav --speakers=s",
+        SpeakerEmbedder,
+        "from_hparams",
+        "--device=cpu",
+    ),
+    ("verify run a.wav b.wav", SpeakerEmbedder, "from_hparams", "--device=cpu"),
 ]
 
 
@@ -487,7 +494,7 @@ MISTAKES = {
     "sweep resnet34 --card=4GB --batches=9:8": "batches are []; there must be a batch",
     "sweep resnet34 --card=4GB --batches=0:8": "and none below 1",
     "embed nowhere a.wav": "no folder nowhere",
-    "embed model.onnx a.wav": "no folder. A graph is run by onnxruntime or torch.export",
+    "embed model.onnx a.wav": "model.onnx is not loaded: it is damaged, or holds more than",
     "embed run a.wav --out=embeddings.txt": "ends in .npz, not embeddings.txt",
     "embed run a.wav --out=rows.parquet": "ends in .npz, not rows.parquet",
     "embed run a.wav --bad-files=drop": "--bad_files goes with --out",
@@ -503,7 +510,7 @@ MISTAKES = {
     }.items()},
     **{f"{VERIFY} {given}": words for given, words in {
         "--threshold=vox1_o": "there is no threshold 'vox1_o'",
-        "--as_norm": "has no embeddings/cohort.npz",
+        "--as_norm": "has neither cohort.safetensors nor embeddings/cohort.npz",
         "--device=gpu": "device takes cpu, cuda, or cuda:N for the GPU of number N",
         "--device=mps": "not mps",
         "--device=cuda:99": "device cuda:99 is not there",
@@ -519,10 +526,10 @@ MISTAKES = {
     "data . --plot=p.jpg": "--plot takes a name that ends in .png",
     **{f"convert wespeaker {given}": words for given, words in {
         "none.pt model": "There is no file none.pt. Give the avg_model.pt",
-        f"{TRAIN} model": "train.yaml is not loaded: it is no zip archive",
+        f"{TRAIN} model": "train.yaml is not loaded: it is damaged, or holds more than",
         "avg_model.pt .": " is there already and not empty: nothing is overwritten",
         "--back model back.pt": "There is no folder model",
-        "--back run back.pt": "front_end is speechbrain, not kaldi; pooling_var",
+        "--back run back.pt": "front_end is {'kind': 'speechbrain', ",
     }.items()},
 }  # fmt: skip
 
@@ -604,13 +611,38 @@ class TestEmbed:
         write_finished_run(tmp_path / "run")
         export_run(tmp_path / "run", tmp_path / "model")
         model = str(tmp_path / "model")
-        # A run's hyperparams.yaml may say anything more; a model's may not.
         printed("embed", model, "a.wav", "--device=cpu")
-        with (tmp_path / "model/hyperparams.yaml").open("a") as settings:
-            settings.write("more: 1\n")
+        with (tmp_path / "model/embedding_model.safetensors").open("ab") as weights:
+            weights.write(b"more")
         for command in ("embed", "verify"):
             words = refuse([command, model, "a.wav", "b.wav", "--device=cpu"], capsys)
-            assert "hyperparams.yaml is not as it was written" in words
+            assert "embedding_model.safetensors is not as it was written" in words
+
+    def test_weights_alone_say_what_they_are_of_or_are_told(
+        self, tmp_path, printed, capsys
+    ):
+        state, path = read_weights("run").state_dict, str(tmp_path / "weights.pt")
+        torch.save(state, path)
+        expected = printed("embed", "run", "a.wav", "--device=cpu")
+        assert printed("embed", path, "a.wav", "--device=cpu") == expected
+        torch.save(weights_in(state), path)
+        embed = ["embed", path, "a.wav", "--device=cpu"]
+        assert "do not say of which encoder they are. Give enc" in refuse(embed, capsys)
+        front_end = {"kind": "speechbrain", "sample_rate": 16000}
+        sizes = {"widths": TINY["widths"], "blocks": TINY["blocks"]}
+        given = {"name": TINY["arch"], **sizes, "embedding_dim": 16}
+        for encoder, words in (
+            (given, "does not say how the features of its encoder were made"),
+            ({"name": "revnet57", "front_end": front_end}, "has other weights than"),
+            ({**given, "depth": 5}, "depth"),
+            ({**given, "front_end": {"kind": "htk"}}, "front_end is"),
+            ({**given, "mode": "all"}, "mode"),
+        ):
+            assert words in refuse([*embed, f"--encoder={json.dumps(encoder)}"], capsys)
+        told = f"--encoder={json.dumps({**given, 'front_end': front_end})}"
+        assert printed(*embed, told) == expected
+        words = "its weights say what encoder they are of"
+        assert words in refuse(["embed", "run", "a.wav", told], capsys)
 
 
 def with_thresholds(folder, *names):
@@ -762,8 +794,8 @@ def test_conversion_there_and_back_prints_what_was_written(tmp_path, printed):
     weights, model, back = (str(tmp_path / n) for n in ("w.pt", "model", "back.pt"))
     shutil.copy("avg_model.pt", weights)
     text = printed("convert", "wespeaker", weights, model)
-    assert "model: arch resnet34, widths [4, 8, 16, 32], blocks [1, 1, 1, 1]" in text
-    assert "front_end kaldi, pooling_variance unbiased" in text
+    assert "model: resnet34, blocks [1, 1, 1, 1], widths [4, 8, 16, 32], n_mels" in text
+    assert "features of Kaldi" in text
     assert "no config.yaml beside the weights: TSTP pooling" in text
     assert "16 values" in printed("embed", model, "a.wav", "--device=cpu")
     text = printed("convert", "wespeaker", "--back", model, back)

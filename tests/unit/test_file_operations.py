@@ -14,7 +14,6 @@ from speechbrain_rev.inference import (
     EmbeddingArchive,
     EnrolledSpeaker,
     SpeakerEmbedder,
-    export_run,
     extraction,
     graph,
 )
@@ -71,7 +70,7 @@ def export(run, out, monkeypatch):
     def accept():
         embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
         assert np.array_equal(embedder.embed(wave, 16000), expected)
-        assert len(list(out.iterdir())) == 9
+        assert len(list(out.iterdir())) == 10
 
     return ("export", run, out), accept
 
@@ -99,19 +98,6 @@ def conversion_back(run, out, monkeypatch):
     return ("convert", "wespeaker", "--back", there, out), accept
 
 
-def conversion_to_safetensors(run, out, monkeypatch):
-    """There is no folder but one that is complete."""
-    given = out.parents[1] / "given"
-    export_run(run, given)
-    (given / "embedding_model.safetensors").unlink()
-
-    def accept():
-        SpeakerEmbedder.from_hparams(out, device="cpu")
-        assert len(list(out.iterdir())) == 9
-
-    return ("convert", "speechbrain", given, out), accept
-
-
 def graph_of(run, out, monkeypatch):
     """Graphs are converted in memory, and then written."""
     content = b"a graph" * 100
@@ -135,7 +121,6 @@ COMMANDS = [
         for command in (
             (export, "model"),
             (conversion_back, "avg_model.pt"),
-            (conversion_to_safetensors, "model"),
             (graph_of, "model.onnx"),
             (graph_of, "model.pt2"),
         )

@@ -26,9 +26,9 @@ def packed(corpus, tmp_path_factory):
 def prepared(corpus, tmp_path):
     """Prepare a folder into a save folder, both below tmp_path."""
 
-    def run(data=corpus, save="save", **settings):
+    def run(data=corpus, save="save", *, begun=False, **settings):
         given = {"data_folder": str(data), "seed": 1, **settings}
-        return prepare(DataSettings(**given), tmp_path / save)
+        return prepare(DataSettings(**given), tmp_path / save, begun=begun)
 
     return run
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from speechbrain_rev.inference import SpeakerEmbedder, export_run
-from speechbrain_rev.inference.run_folder import RESULTS
+from speechbrain_rev.inference.thresholds import RESULTS
 from tests.run_folders import write_finished_run, write_scores
 
 
@@ -121,13 +121,13 @@ WITHIN_MEMORY = """
 import resource, sys
 from pathlib import Path
 from speechbrain_rev.inference import SpeakerEmbedder
-from speechbrain_rev.inference.untrusted import load_tensors
+from speechbrain_rev.inference.untrusted import read_tensors
 
 def read(path):
     if path.is_dir():
         SpeakerEmbedder.from_hparams(path, device="cpu")
     else:
-        load_tensors(path, "")
+        read_tensors(path)
 
 beside, times = map(int, sys.argv[1:3])
 paths = [Path(argument) for argument in sys.argv[3:]]

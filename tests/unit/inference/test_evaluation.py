@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from speechbrain_rev import scoring
 from speechbrain_rev.data import read_manifest
@@ -22,15 +23,23 @@ from speechbrain_rev.inference.evaluation import (
     score_run,
 )
 from speechbrain_rev.inference.export import CardFacts, model_card
-from speechbrain_rev.inference.run_folder import RESULTS, read_results
+from speechbrain_rev.inference.runs import RECORD
+from speechbrain_rev.inference.thresholds import RESULTS, read_results
+from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.scoring import MEASURES, Measure, read_trials
 from speechbrain_rev.scoring.metrics import lowest_cost
 from tests.corpus import write_corpus
 from tests.recipes.runs import recipe
-from tests.run_folders import speech_like, write_audio, write_run, write_scorable_run
+from tests.run_folders import (
+    change_record,
+    speech_like,
+    tiny_encoder,
+    write_audio,
+    write_run,
+    write_scorable_run,
+)
 
 SPEAKERS, UTTERANCES, DIM = 12, 4, 8
-YAML = "hyperparams.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +89,7 @@ def test_files_are_those_of_all_lists_and_of_each_training_speaker(run, data, tm
     short.write_text("".join(next(x for x in lines if x[0] == label) for label in "01"))
     trials, _ = files_of_run(run, trials=[str(short)])
     assert set(trials) == set(read_trials(short).utterances)
-    replace(run / YAML, (f"trials_folder: {data}", "trials_folder: /nowhere"))
+    change_record(run, {"trials_folder": "/nowhere"})
     with pytest.raises(ValueError, match="/nowhere"):
         files_of_run(run)
     assert files_of_run(run, trials_folder=str(data))[0]
@@ -91,8 +100,7 @@ def test_no_lists_and_missing_utterances_are_refused(run):
         file.write("0 id00004/s00/00000.wav id00005/s00/99999.wav\n")
     with pytest.raises(ValueError, match=r"id00005/s00/99999\.wav"):
         files_of_run(run)
-    text = re.sub(r"(?m)^trial_lists.*$", "trial_lists: []", (run / YAML).read_text())
-    (run / YAML).write_text(text)
+    change_record(run, {"trial_lists": []})
     with pytest.raises(ValueError, match=r"--trial_lists LIST.*valid_trials\.txt"):
         files_of_run(run)
 
@@ -103,7 +111,7 @@ def test_data_that_moved_are_read_in_their_folder(run, data, tmp_path):
     for name in ("one.txt", "other.txt"):
         shutil.copy(run / name, here / "lists" / name)
     shutil.copytree(data / "wav", here / "wav")
-    replace(run / YAML, (str(data), "/gone"), (f"{run}/o", "/gone/lists/o"))
+    replace(run / RECORD, (str(data), "/gone"), (f"{run}/o", "/gone/lists/o"))
     replace(run / "save/train.csv", (str(data), "/gone"))
     place = {"trials_folder": str(here)}
     lost = r"/gone does not exist.* as data_folder or trials_folder\."
@@ -118,7 +126,7 @@ def test_data_that_moved_are_read_in_their_folder(run, data, tmp_path):
         assert files
         assert all(Path(file).is_relative_to(here) for file in files.values())
     # Of lists elsewhere the path stays.
-    replace(run / YAML, ("/gone/lists/o", f"{run}/o"))
+    replace(run / RECORD, ("/gone/lists/o", f"{run}/o"))
     assert files_of_run(run, data_folder=str(here))[0]
     replace(run / "save/train.csv", ("/gone/wav/", "/gone/other_"))
     with pytest.raises(ValueError, match=r"is no path in a data folder.*--data_folder"):
@@ -165,8 +173,7 @@ def test_embeddings_are_of_the_files_and_kept_until_the_weights_change(
     recipe("extract").main([str(run), "--device=cpu"])
     assert files == []
     assert "trials.npz: 8 embeddings of 16 dimensions" in capsys.readouterr().out
-    write_run(run, seed=1)
-    shutil.copy(embedded / YAML, run / YAML)
+    torch.save(tiny_encoder(seed=1).state_dict(), run / "embedding_model.ckpt")
     with pytest.raises(ValueError, match=r"other weights.*extract\.py and"):
         score_run(run)
     recipe("extract").main([str(run), "--device=cpu"])
@@ -194,7 +201,7 @@ def test_a_smaller_cohort_counts_alone_and_the_larger_one_is_kept(
     report = score_run(run, replicates=0)
     assert report.content["cohort"]["utterances"] == 4
     assert "not finished" not in " ".join(report.remarks)
-    (run / "save/SHA256SUMS").write_text(f"{'0' * 64}  dev.csv\n")
+    change_record(run, averaged=())
     recipe("extract").main([str(run), "--device=cpu", "--utterances_per_speaker=1"])
     assert f"{run} is not finished: " in capsys.readouterr().out
     assert f"{run} is not finished: " in score_run(run, replicates=0).remarks[0]
@@ -543,9 +550,9 @@ def test_a_measure_is_one_row_that_all_places_show(scorable, monkeypatch, measur
     assert read_results(folder) == report.content
     heading, *lines = report.table().splitlines()
     assert heading.split()[-1] == measure.column.split()[-1]
-    settings = {"arch": "revnet57", "embedding_dim": 8, "sample_rate": 16000}
-    facts = CardFacts(settings, 10, 2, None, report.content, None, [], [], "one")
-    card = model_card(facts)
+    write_run(folder / "run")
+    weights = read_weights(folder / "run")
+    card = model_card(CardFacts(weights, 2, None, report.content, None, [], []))
     assert f" | {measure.column} | target trials |" in card
     for row, old, line in zip(report.rows, before.rows, lines, strict=True):
         figure = measure.of(scoring.det_curve(*scores_of(folder, row["method"])))

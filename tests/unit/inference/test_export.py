@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,21 +20,28 @@ from speechbrain_rev.files import digest_of, write_sums
 from speechbrain_rev.inference import (
     EmbeddingArchive,
     SpeakerEmbedder,
-    convert_from_speechbrain,
     export_run,
     read_cohort,
 )
-from speechbrain_rev.inference.run_folder import RESULTS
+from speechbrain_rev.inference.runs import begin_epochs
+from speechbrain_rev.inference.thresholds import RESULTS
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.classifier import CosineClassifier
-from tests.run_folders import SPEAKERS, speech_like, write_audio, write_scores
+from tests.run_folders import (
+    SPEAKERS,
+    change_record,
+    speech_like,
+    tiny_encoder,
+    write_audio,
+    write_scores,
+)
 from tests.unit.inference.conftest import Attack, change_results, close, put
 
 CPU = {"device": "cpu"}
 CKPT, TENSORS = "embedding_model.ckpt", "embedding_model.safetensors"
 YAML, LABELS, SUMS = "hyperparams.yaml", "label_encoder.txt", "SHA256SUMS"
-CLASSIFIER, CARD = "classifier.ckpt", "README.md"
-FILES = {CARD, SUMS, CLASSIFIER, CKPT, TENSORS, YAML, LABELS}
+CLASSIFIER, CARD, SETTINGS = "classifier.ckpt", "README.md", "settings.json"
+FILES = {CARD, SUMS, CLASSIFIER, CKPT, TENSORS, YAML, LABELS, SETTINGS}
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +129,13 @@ def test_everything_is_in_the_folder_and_names_no_place_of_its_making(
     assert weight.untyped_storage().nbytes() == weight.nbytes
     assert len(missing) == 2
     assert "cohort.safetensors, for AS-Norm" in missing[0]
-    assert "measured error rates" in missing[1]
+    assert "thresholds.json, for decisions" in missing[1]
     for words in (
         *missing,
         "Error rates were not measured.",
         "12 utterances of 3 speakers, of VoxCeleb2",
         "one.txt",
-        "| speeds | [1.0, 0.9, 1.1] |",
+        "augmentation | speeds 1.0, 0.9, 1.1; no noise; no reverberation |",
     ):
         assert words in files[CARD].decode()
 
@@ -180,13 +186,13 @@ def test_rates_thresholds_and_the_cohort_travel_along(
     ("change", "missing"),
     [
         (lambda run: (run / CKPT).unlink(), "the end of its training"),
-        (lambda run: (run / RESULTS).unlink(), "measured error rates"),
+        (lambda run: (run / RESULTS).unlink(), "thresholds.json"),
         # As score.py wrote them before there were thresholds.
         (lambda run: change_results(run, thresholds={}), "thresholds.json"),
     ],
 )
 def test_what_is_missing_is_said_and_left_out(scored_run, tmp_path, change, missing):
-    replace(YAML, "top_n: 600", "top_n: 2")(scored_run)
+    change_record(scored_run, {"cohort_top_n": 2})
     change(scored_run)
     (words,) = export_run(scored_run, tmp_path / "out")
     assert words.startswith(missing)
@@ -197,27 +203,73 @@ def test_what_is_missing_is_said_and_left_out(scored_run, tmp_path, change, miss
 
 
 @pytest.mark.parametrize(
-    ("line", "cited"),
-    [
-        ("loss: aam_softmax", {"ArcFace"}),
-        ("compute_cost: !new:speechbrain.nnet.losses.AngularMargin", {"CosFace"}),
-        ("loss: [another]", set()),
-    ],
+    ("loss", "cited"), [("aam_softmax", {"ArcFace"}), ("another", set()), ([], set())]
 )
-def test_the_card_cites_the_loss_of_the_run(run, tmp_path, line, cited):
-    with (run / YAML).open("a") as file:
-        file.write(f"{line}\n")
+def test_the_card_cites_the_loss_of_the_run(run, tmp_path, loss, cited):
+    change_record(run, {"loss": loss})
     export_run(run, tmp_path / "out")
     card = (tmp_path / "out" / CARD).read_text()
     assert {name for name in ("ArcFace", "CosFace") if name in card} == cited
 
 
+def card_of(run, out):
+    export_run(run, out)
+    return (out / CARD).read_text()
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.15])
+def test_the_card_shows_the_margin_that_was_reached(run, tmp_path, margin):
+    # A run of few epochs may end before its schedule has raised the margin.
+    change_record(run, {"final_margin": 0.2}, margin=margin)
+    card = card_of(run, tmp_path / "out")
+    assert f"| margin at the end | {margin} |" in card
+    assert "| 0.2 |" not in card
+
+
+def test_the_card_counts_the_speakers_that_were_held_out(run, tmp_path):
+    assert "2 more speakers were held out for validation" in card_of(
+        run, tmp_path / "out"
+    )
+
+
+def test_the_card_names_augmentation_that_there_was_none_of(run, tmp_path):
+    settings = {"noise_prob": 0.6, "rir_prob": 0.4, "noise_folder": None}
+    used = {"speeds": [1.0], "noise": False, "reverberation": True}
+    change_record(run, settings, augmentation=used)
+    row = "| augmentation | speeds 1.0; no noise; reverberation |"
+    assert row in card_of(run, tmp_path / "out")
+
+
+def test_the_card_names_the_epochs_that_were_averaged(run, tmp_path):
+    # Of ten that were asked for there were three.
+    settings = {"average_checkpoints": 10, "number_of_epochs": 3}
+    change_record(run, settings, epochs=3, averaged=(1, 2, 3))
+    card = card_of(run, tmp_path / "out")
+    assert "| weights | mean of epochs 1, 2, 3 |" in card
+    assert "| epochs | 3 of 3 |" in card
+
+
+def test_an_extension_that_was_interrupted_is_named_wherever_weights_are_used(
+    run, tmp_path, capsys
+):
+    record = change_record(run, {"number_of_epochs": 9})
+    begin_epochs(run, record)
+    words = "being extended to 9 epochs, 2 are done, and its weights are those of its e"
+    (early, *_) = export_run(run, tmp_path / "out")
+    assert early.startswith("the end of its training")
+    for said in (early, (tmp_path / "out" / CARD).read_text()):
+        assert words in said
+    audio = [
+        str(write_audio(tmp_path / n, speech_like(0.5))) for n in ("a.wav", "b.wav")
+    ]
+    for command in (["embed", str(run), audio[0]], ["verify", str(run), *audio]):
+        assert cli.main([*command, "--device=cpu"]) == 0
+        assert words in capsys.readouterr().err
+
+
 def test_the_card_names_trial_lists_without_their_folders(scored_run, tmp_path):
-    save = scored_run / "save/prepared.json"
-    record = json.loads(save.read_text())
     lists = ["/secret/place/a/one.txt", "/secret/place/b/one.txt", "/secret/vox1_o.txt"]
-    record["settings"]["trial_lists"] = dict.fromkeys(lists, "f0")
-    save.write_text(json.dumps(record))
+    change_record(scored_run, {"trial_lists": lists})
     names = ["secret_place_a_one.txt", "secret_place_b_one.txt", "vox1_o", "my_list"]
     names += ["secret_place_unknown_c.txt", "x" * 201, "a\x1b[2J"]
     change_results(scored_run, *({"trials": n} for n in names), thresholds={"EER": 0.5})
@@ -272,8 +324,10 @@ HIGH = replace(RESULTS, "4.5", '"high"')
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (replace(YAML, "[1.0, 0.9, 1.1]", "[1.0]"), "9 classes, which is not 3 spea"),
-        (replace(YAML, "[1.0, 0.9, 1.1]", "null"), "does not say the speeds"),
+        (
+            lambda run: change_record(run, {"speeds": [1.0]}),
+            "9 classes, which is not 3 spea",
+        ),
         (older_embeddings, r"cohort\.npz is of other weights"),
         (OLDER, r"results\.json is of other we"),
         (NEGATIVE, r"results\.json is not what .*score\.py"),
@@ -282,11 +336,10 @@ HIGH = replace(RESULTS, "4.5", '"high"')
         (damaged_classifier, r"classifier\.ckpt is damaged"),
         (
             other_classifier,
-            r"holds {'weight': \[9, 8\]}, but a classifier of head cosine",
+            r"holds {'weight': \[9, 8\]}, and an exported model has a classifier",
         ),
         (replace(f"save/{LABELS}", "=> 1", "=> 7"), r"line 2: .* next speaker, 1"),
         (changed_since(LABELS), r"label_encoder\.txt is not as it was written"),
-        (changed_since("prepared.json"), r"prepared\.json is not as it was written"),
     ],
 )
 def test_a_run_that_does_not_fit_together_is_refused(
@@ -312,7 +365,7 @@ def test_the_command_exports_once_and_prints_what_is_missing(
         assert cli.main([*export, str(tmp_path / f"m1{ending}")]) == 2
         assert f"graph give {tmp_path / 'm1.pt2'} or " in capsys.readouterr().err
         assert not list(tmp_path.glob("m1*"))
-    with pytest.raises(ValueError, match=r"is an exported model already\. Copy"):
+    with pytest.raises(ValueError, match=rf"has {TENSORS} already\. Copy the folder"):
         export_run(model, tmp_path / "again")
 
 
@@ -326,24 +379,6 @@ def unsafe(model):
     return model
 
 
-@pytest.mark.parametrize("given", ["../a model", ".", "inner/.."])
-def test_a_checkpoint_alone_is_refused_with_the_command_that_helps(
-    unsafe, monkeypatch, given, capsys
-):
-    folder, written = (unsafe.with_name(n) for n in ("a model", "a model_safetensors"))
-    unsafe.rename(folder)
-    (folder / "inner").mkdir()
-    monkeypatch.chdir(folder)
-    with pytest.raises(ValueError, match=f"has its weights in {CKPT} alone") as error:
-        SpeakerEmbedder.from_hparams(given, device="cpu")
-    command = shlex.split(str(error.value).partition("Write a folder with both: ")[2])
-    assert cli.main(command[1:]) == 0
-    assert Path(command[-1]).samefile(written)
-    assert f"embed {command[-1]} FILE" in capsys.readouterr().out
-    SpeakerEmbedder.from_hparams(written, device="cpu")
-    monkeypatch.chdir(folder.with_name("cwd"))
-
-
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_folder_with_a_checkpoint_alone_becomes_what_export_writes(
     unsafe, exported, tmp_path, whole
@@ -353,30 +388,34 @@ def test_a_folder_with_a_checkpoint_alone_becomes_what_export_writes(
     torch.save({"epoch": 3, "state_dict": wrapped}, unsafe / CKPT)
     put(unsafe, CKPT, (unsafe / CKPT).read_bytes())
     (unsafe / "other.txt").write_text("stays")
-    lacking, there = ["cohort.safetensors", "thresholds.json"], {*exported}
+    there = {*exported}
     if not whole:
-        for name in (SUMS, CLASSIFIER):
+        for name in (SUMS, SETTINGS, YAML):
             (unsafe / name).unlink()
-        (unsafe / "thresholds.json").write_text('{"thresholds": []}')
-        lacking = [CLASSIFIER, "cohort.safetensors"]
-        there ^= {CLASSIFIER, "thresholds.json"}
-    assert convert_from_speechbrain(unsafe, tmp_path / "new") == lacking
+        known = {"trials": "one", "point": "EER", "normalisation": "cosine"}
+        known |= {"value": 0.5, "targets": 3, "impostors": 4, "eer": 0.25}
+        (unsafe / "thresholds.json").write_text(json.dumps({"thresholds": [known]}))
+        there |= {"thresholds.json"}
+    assert len(export_run(unsafe, tmp_path / "new")) == 1 + whole
     written = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
     assert written.keys() == there
-    for name in (TENSORS, YAML, LABELS, CARD):
+    for name in (TENSORS, YAML, LABELS, CARD, SETTINGS):
         assert written[name] == exported[name], name
-    if whole:
-        EncoderClassifier.from_hparams(tmp_path / "new", savedir=tmp_path / "savedir")
+    EncoderClassifier.from_hparams(tmp_path / "new", savedir=tmp_path / "savedir")
 
 
-def test_a_file_of_weights_is_taken_where_it_is_named(model, exported, tmp_path):
-    state = {n: t * 2 for n, t in safetensors.torch.load(exported[TENSORS]).items()}
-    torch.save(state, model / "averaged.pt")
-    with pytest.raises(ValueError, match=f"has {TENSORS} already: load it as it is"):
-        convert_from_speechbrain(model, tmp_path / "new")
-    convert_from_speechbrain(model / "averaged.pt", tmp_path / "new")
-    written = safetensors.torch.load_file(tmp_path / "new" / TENSORS)
-    assert all(torch.equal(written[name], state[name]) for name in state)
+def test_weights_alone_are_loaded_as_they_are_and_are_no_run_to_export(
+    unsafe, embedder, tmp_path
+):
+    torch.save(tiny_encoder().state_dict(), unsafe / "averaged.pt")
+    ours = SpeakerEmbedder.from_hparams(unsafe / "averaged.pt", device="cpu")
+    assert ours.fingerprint == embedder.fingerprint
+    (unsafe / CLASSIFIER).unlink()
+    with pytest.raises(
+        FileNotFoundError, match=f"has no {CLASSIFIER}, and no checkpoint"
+    ):
+        export_run(unsafe, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def link(path):
@@ -388,7 +427,7 @@ def of_weights(change):
     """Save another state dict, with its checksum, and without."""
 
     def save(path):
-        state = safetensors.torch.load_file(path.with_name("kept"))
+        state = torch.load(path.with_name("kept"), weights_only=True)
         torch.save(change(state), path)
         put(path.parent, path.name, path.read_bytes())
 
@@ -401,66 +440,43 @@ def other_sum(path):
     sums.write_text("".join(f"{'10'[line[0] != '0']}{line[1:]}" for line in lines))
 
 
-def code(path):
-    path.with_name("custom.py").write_text("import os\nos.mkdir('executed')\n")
-
-
 MKDIR = Attack(os.mkdir, "executed")
 HALF = of_weights(lambda s: {**s, "fc.bias": s["fc.bias"].half()})
 NAN = of_weights(lambda s: {**s, "fc.bias": s["fc.bias"] / 0})
 HARM = [
-    *((name, link, "link out of its folder") for name in (YAML, CKPT, CARD, SUMS)),
     *(
-        (name, lambda p: os.truncate(p, 10**12), "more than")
-        for name in (YAML, CKPT, CARD, SUMS)
+        (name, link, "link out of its folder")
+        for name in (CKPT, CARD, LABELS, CLASSIFIER)
     ),
     (CKPT, other_sum, "is not as it was written"),
-    (CKPT, code, "brings code, custom.py"),
-    (CKPT, of_weights(lambda s: {"stem": MKDIR}), "names 'posix.mkdir'"),
-    (CLASSIFIER, of_weights(lambda s: MKDIR), "names 'posix.mkd"),
-    (CLASSIFIER, of_weights(lambda s: s), "weight is missing"),
-    (CKPT, HALF, "is torch.float16 [16]"),
-    (CKPT, NAN, "fc.bias holds NaN"),
+    (SUMS, lambda p: os.truncate(p, 10**12), "more than"),
+    (CKPT, of_weights(lambda s: {"stem": MKDIR}), "is not loaded"),
+    (CLASSIFIER, of_weights(lambda s: MKDIR), "is not loaded"),
+    (CLASSIFIER, of_weights(lambda s: s), "and an exported model has a classifier"),
+    (CKPT, HALF, "fc.bias is of torch.float16"),
+    (CKPT, NAN, "holds NaN or infinity in fc.bias"),
 ]
 
 
 @pytest.mark.parametrize(("name", "harm", "words"), HARM, ids=range(len(HARM)))
-def test_a_folder_that_was_made_to_harm_is_not_converted(
-    unsafe, exported, tmp_path, name, harm, words
+def test_a_folder_that_was_made_to_harm_is_not_exported(
+    unsafe, tmp_path, name, harm, words
 ):
-    (unsafe / "kept").write_bytes(exported[TENSORS])
+    shutil.copy(unsafe / CKPT, unsafe / "kept")
     harm(unsafe / name)
     with pytest.raises(ValueError, match=re.escape(words)) as error:
-        convert_from_speechbrain(unsafe, tmp_path / "new")
+        export_run(unsafe, tmp_path / "new")
     assert str(unsafe) in str(error.value)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_conversion_needs_a_folder_of_its_kind_here(unsafe, run, tmp_path, capsys):
+def test_a_model_needs_a_folder_of_its_own(unsafe, tmp_path):
     for out in (unsafe, tmp_path / "cwd" / "no" / "new"):
         with pytest.raises(ValueError, match=r"there already|There is no folder"):
-            convert_from_speechbrain(unsafe, out)
-    (tmp_path / "a.wav").touch()
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder/mine.py").touch()
-    for source in ("owner/model", *(tmp_path / n for n in ("a.wav", "folder", "none"))):
+            export_run(unsafe, out)
+    for source in ("owner/model", tmp_path / "none"):
         with pytest.raises(
-            FileNotFoundError, match="Give a local folder with"
-        ) as error:
-            convert_from_speechbrain(source, tmp_path / "new")
-        assert "snapshot_download" in str(error.value)
-    # As SpeechBrain's script leaves itself there.
-    (run / "train.py").touch()
-    words = "output_folder of a training run .*from_run.*speechbrain-rev export "
-    with pytest.raises(FileNotFoundError, match=words):
-        SpeakerEmbedder.from_hparams(run)
-    with pytest.raises(FileNotFoundError, match=words):
-        convert_from_speechbrain(run, tmp_path / "new")
-    # A copy of a run's weights and settings, and what convert wespeaker writes.
-    shutil.rmtree(run / "save")
-    with pytest.raises(
-        FileNotFoundError, match=r"has no SHA256SUMS.* load it by Speaker"
-    ):
-        SpeakerEmbedder.from_hparams(run)
-    assert cli.main(["convert", "speechbrain", "--back", str(unsafe), "new"]) != 0
-    assert "--back is for wespeaker" in capsys.readouterr().err
+            FileNotFoundError, match=r"There is no f.*Give the folder of a tr"
+        ):
+            export_run(source, tmp_path / "new")
+    assert not (tmp_path / "new").exists()

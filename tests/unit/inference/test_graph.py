@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,8 @@ import torch
 
 from speechbrain_rev import cli
 from speechbrain_rev.inference import WaveformEncoder, export_graph, graph
-from speechbrain_rev.inference.trained import read_trained
+from speechbrain_rev.inference.trained import read_trained, write_weights
+from speechbrain_rev.lobes.description import FrontEnd
 from tests.run_folders import TINY, speech_like, write_audio
 from tests.unit.lobes.encoders import KINDS, tiny, with_statistics
 
@@ -27,15 +29,12 @@ BATCHES = [
 PLACE = str(Path(graph.__file__).parent).encode()
 
 
-def write_encoder(folder, encoder, **settings):
-    """Write a run folder of an encoder that is given."""
-    row = encoder.architecture
-    own = {"arch": row.name, "embedding_dim": encoder.fc.out_features}
-    sizes = {"widths": list(row.widths), "blocks": list(row.blocks)}
+def write_encoder(folder, encoder, front_end="speechbrain"):
+    """Write a folder of the weights of an encoder that is given."""
+    front_end = FrontEnd(front_end, TINY["sample_rate"], encoder.n_mels)
+    description = replace(encoder.description, front_end=front_end)
     folder.mkdir()
-    lines = [f"{k}: {v}" for k, v in {**TINY, **own, **sizes, **settings}.items()]
-    (folder / "hyperparams.yaml").write_text("\n".join(lines))
-    torch.save(encoder.state_dict(), folder / "embedding_model.ckpt")
+    write_weights(folder, description, encoder.state_dict())
     return folder
 
 
@@ -66,7 +65,7 @@ def runner(path):
 def reference(folder):
     """The trained encoder in PyTorch behind the library's front-end."""
     trained = read_trained(folder)
-    front_end = trained.settings["front_end"]
+    front_end = trained.front_end.kind
     model = WaveformEncoder(trained.encoder, front_end=front_end).eval()
 
     @torch.no_grad()

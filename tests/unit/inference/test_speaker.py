@@ -129,16 +129,6 @@ def test_a_device_or_precision_that_is_no_use_is_refused_before_anything_is_read
     assert SpeakerEmbedder.from_run(trained[0]).device.type == "cpu"
 
 
-def test_keywords_of_speechbrain_are_refused_with_those_that_are_taken():
-    message = (
-        "^SpeakerEmbedder.from_hparams takes source, revision, device and precision, "
-        "not savedir, run_opts.*EncoderClassifier"
-    )
-    with pytest.raises(TypeError, match=message) as error:
-        SpeakerEmbedder.from_hparams("a", savedir="b", run_opts={}, device="cpu")
-    assert "\n" not in str(error.value)
-
-
 def test_the_fingerprint_is_of_weights_and_precision(trained, embedder, tmp_path):
     write_run(tmp_path, seed=1)
     other, again = (

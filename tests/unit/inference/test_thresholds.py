@@ -6,8 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from speechbrain_rev.inference import SpeakerEmbedder, Threshold
-from speechbrain_rev.inference.run_folder import RESULTS
-from speechbrain_rev.inference.thresholds import run_thresholds
+from speechbrain_rev.inference.thresholds import RESULTS, read_thresholds
 from tests.run_folders import speech_like
 from tests.unit.inference.conftest import put
 
@@ -23,7 +22,7 @@ def test_thresholds_are_read_as_they_were_written(model):
     embedder = SpeakerEmbedder.from_hparams(model, device="cpu")
     verified = embedder.verify(speech_like(), speech_like(seed=1), 16000)
     assert verified.same_speaker is None
-    assert f"has no {FILE}" in verified.origin
+    assert f"has neither {FILE} nor {RESULTS}" in verified.origin
     put(model, FILE, listed({}, {"point": "minDCF(0.01)", "value": 1}))
     embedder = SpeakerEmbedder.from_hparams(model, device="cpu")
     assert [one.value for one in embedder.thresholds.known] == [0.31, 1]
@@ -92,7 +91,7 @@ NAMELESS = {"results": [row(trials="a\x1b[2J")]}
 )
 def test_a_run_s_own_results_give_its_thresholds(tmp_path, changed, value, words):
     write_results(tmp_path, **changed)
-    chosen, origin = run_thresholds(tmp_path, "f00d").choose(None, "cosine")
+    chosen, origin = read_thresholds(tmp_path, "f00d").choose(None, "cosine")
     assert chosen == value
     assert words in origin
     assert origin.isprintable()
@@ -101,7 +100,7 @@ def test_a_run_s_own_results_give_its_thresholds(tmp_path, changed, value, words
 def test_a_list_that_was_left_out_is_named_where_it_is_asked_for(tmp_path):
     write_results(tmp_path, results=[row(), row(trials="")])
     with pytest.raises(ValueError, match=r"one of 'one'\. .*left out for its name"):
-        run_thresholds(tmp_path, "f00d").choose("other", "cosine")
+        read_thresholds(tmp_path, "f00d").choose("other", "cosine")
 
 
 @pytest.mark.parametrize(
@@ -129,5 +128,5 @@ def test_results_that_are_none_are_named(tmp_path, changed, why):
     write_results(tmp_path, **(changed if isinstance(changed, dict) else {}))
     if isinstance(changed, str):
         (tmp_path / RESULTS).write_text(changed)
-    with pytest.raises(ValueError, match=rf"results\.json is not what .*{why}"):
-        run_thresholds(tmp_path, "f00d")
+    with pytest.raises(ValueError, match=rf"results\.json .*{why}"):
+        read_thresholds(tmp_path, "f00d")

@@ -57,7 +57,7 @@ def test_the_score_is_the_cosine_of_the_embeddings(embedder, tmp_path):
     assert embedder.verify(paths[0], paths[0]).score == pytest.approx(1.0)
     # Nothing is decided without a threshold.
     assert (verified.threshold, verified.same_speaker) == (None, None)
-    assert "run has no scores/results.json" in verified.origin
+    assert "has neither thresholds.json nor scores/results.json" in verified.origin
     assert "threshold=SCORE" in verified.origin
 
 
@@ -244,7 +244,7 @@ def test_a_cohort_of_anything_else_is_refused(model, changed):
 
 
 def test_a_cohort_is_read_as_it_was_written(model):
-    with pytest.raises(FileNotFoundError, match=r"has no cohort\.saf.*: .*export"):
+    with pytest.raises(FileNotFoundError, match=r"has neither cohort\.saf.* export"):
         read_cohort(model)
     means = np.random.default_rng(0).standard_normal((4, 16))
     centre = means[0].astype(np.float32)
@@ -281,5 +281,5 @@ def test_a_run_s_cohort_is_of_its_own_files(run, scored_run, tmp_path):
         path.unlink()
         (tmp_path / "elsewhere").rename(path)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"cohort\.npz. Run .*extract\.py"):
+    with pytest.raises(FileNotFoundError, match=r"cohort\.npz\. If .*extract\.py"):
         read_cohort(scored_run)

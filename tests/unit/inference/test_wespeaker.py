@@ -1,11 +1,12 @@
 """WeSpeaker's ResNets there and back, bit by bit, or refused by name."""
 
+import dataclasses
 import os
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
-import yaml
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.inference import SpeakerEmbedder
@@ -16,13 +17,16 @@ from speechbrain_rev.inference.wespeaker import (
     to_wespeaker,
 )
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.description import weights_in
 from tests.run_folders import speech_like, write_audio
 from tests.unit.inference.conftest import Attack, close
 from tests.wespeaker import BASIC, ResNet, embed, with_statistics, write_model
 
 SLOW = pytest.mark.slow
 BOTTLENECK = {**BASIC, "bottleneck": True}
-YAML, WEIGHTS = "hyperparams.yaml", "embedding_model.ckpt"
+LISTS = ("widths", "blocks")
+SMALL = {"widths": (4, 8, 8, 8), "blocks": (1, 1, 2, 1), "embedding_dim": 16}
+WEIGHTS = "embedding_model.safetensors"
 
 
 def model_of(**sizes):
@@ -46,13 +50,6 @@ def theirs(basic, tmp_path):
     return write_model(tmp_path, basic)
 
 
-@pytest.fixture(scope="module")
-def converted(basic, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wespeaker")
-    convert_from_wespeaker(write_model(folder, basic), folder / "model")
-    return folder / "model"
-
-
 @pytest.mark.parametrize(
     ("sizes", "arch"),
     [
@@ -64,8 +61,8 @@ def converted(basic, tmp_path_factory):
 )
 def test_an_embedding_is_that_of_wespeaker_from_the_waveform(sizes, arch, tmp_path):
     model = model_of(**sizes)
-    settings = convert_from_wespeaker(write_model(tmp_path, model), tmp_path / "model")
-    assert settings["arch"] == arch
+    encoder = convert_from_wespeaker(write_model(tmp_path, model), tmp_path / "model")
+    assert (encoder.name, encoder.front_end.kind) == (arch, "kaldi")
     embedder = SpeakerEmbedder.from_run(tmp_path / "model", device="cpu")
     n_mels = sizes.get("feat_dim", 80)
     wave = torch.from_numpy(speech_like(0.73))
@@ -95,9 +92,9 @@ def test_every_weight_has_its_counterpart_at_any_depth(blocks, bottleneck, arch)
         assert count == ARCHITECTURES[arch].parameters
     zeros = {n: torch.zeros(t.shape, dtype=t.dtype) for n, t in theirs.items()}
     settings, weights = from_wespeaker(zeros)
-    assert (settings.pop("arch"), settings["blocks"]) == (arch, list(blocks))
+    assert (settings["name"], settings["blocks"]) == (arch, list(blocks))
     with torch.device("meta"):
-        expected = build_encoder(arch, **settings).state_dict()
+        expected = weights_in(build_encoder(**settings).state_dict())
     shapes = [{n: t.shape for n, t in some.items()} for some in (weights, expected)]
     assert shapes[0] == shapes[1]
 
@@ -113,9 +110,8 @@ def test_there_and_back_is_the_same_to_the_bit(sizes, tmp_path):
         assert back[name].dtype == tensor.dtype
         assert torch.equal(back[name], tensor)
     convert_from_wespeaker(tmp_path / "back.pt", tmp_path / "again")
-    for file in (YAML, WEIGHTS):
-        once, again = (tmp_path / f / file for f in ("model", "again"))
-        assert once.read_bytes() == again.read_bytes()
+    for once in (tmp_path / "model").iterdir():
+        assert once.read_bytes() == (tmp_path / "again" / once.name).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -133,9 +129,10 @@ def test_what_wrappers_checkpoints_and_averages_add_is_taken_off(
     state[f"{prefix}bn1.num_batches_tracked"] = torch.tensor(7.5)
     weights["stem.norms.0.num_batches_tracked"] = torch.tensor(7)
     torch.save({key: state, "epoch": 7} if key else state, tmp_path / "a.pt")
-    settings = convert_from_wespeaker(tmp_path / "a.pt", tmp_path / "run")
-    assert settings.items() >= expected.items()
-    written = torch.load(tmp_path / "run" / WEIGHTS, weights_only=True)
+    encoder = convert_from_wespeaker(tmp_path / "a.pt", tmp_path / "model")
+    said = dataclasses.asdict(encoder) | {n: list(getattr(encoder, n)) for n in LISTS}
+    assert said.items() >= expected.items()
+    written = weights_in(safetensors.torch.load_file(tmp_path / "model" / WEIGHTS))
     assert written.keys() == weights.keys()
     for name, tensor in weights.items():
         assert torch.equal(written[name], tensor)
@@ -172,8 +169,6 @@ ONE, ROWS = torch.ones(1), torch.ones(16)
         ({"seg_1.bias": ROWS.half()}, "torch.float16.*weight.float"),
         ({"bn1.num_batches_tracked": torch.tensor(True)}, "torch.bool"),
         ({"seg_1.bias": ROWS / 0}, "seg_1.bias holds NaN or inf"),
-        (lambda s: {"net": s, "epoch": 7}, "no state dict .*: it holds net, epoch"),
-        ({"conv1.weight": Attack(os.mkdir, "executed")}, "names 'posix.mkdir'"),
     ],
 )
 def test_what_is_not_the_network_is_refused_by_name(
@@ -189,6 +184,21 @@ def test_what_is_not_the_network_is_refused_by_name(
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        ({"net": {}, "epoch": 7}, "holds net, epoch"),
+        ({"conv1.weight": Attack(os.mkdir, "executed")}, "is not loaded"),
+    ],
+)
+def test_what_is_no_state_dict_is_refused(tmp_path, saved, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(saved, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=rf"a\.pt {message}.*plain tensors"):
+        convert_from_wespeaker(tmp_path / "a.pt", tmp_path / "model")
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.pt"]
+
+
 def test_other_files_are_named_and_nothing_is_written_over(theirs, tmp_path):
     out, words = tmp_path / "model", "there already.* nothing is "
     with pytest.raises(FileNotFoundError, match=r"no file .*none.pt. Give the avg_mo"):
@@ -201,7 +211,7 @@ def test_other_files_are_named_and_nothing_is_written_over(theirs, tmp_path):
     with pytest.raises(ValueError, match=words):
         convert_to_wespeaker(out, theirs)
     theirs.write_bytes(b"")
-    with pytest.raises(ValueError, match="Taken are the averaged or last weights"):
+    with pytest.raises(ValueError, match=r"is not loaded: it is damaged"):
         convert_from_wespeaker(theirs, tmp_path / "other")
 
 
@@ -221,7 +231,10 @@ dataset_args:
         ("pooling_func: TSTP", "pooling_func: TSDP", "model_args.pooling_func: 'TSDP'"),
         ("layer: false", "layer: true", "model_args.two_emb_layer: True"),
         ("shift: 10", "shift: 8", "dataset_args.fbank_args.frame_shift: 8"),
-        ("feat_dim: 80", "<<: {feat_dim: 40}", "feat_dim: 40"),
+        ("feat_dim: 80", "feat_dim: 40", "feat_dim: 40"),
+        ("feat_dim: 80", "<<: {feat_dim: 40}", "cannot be read as plain YAML.*merge"),
+        ("feat_dim: 80", "feat_dim: !!python/name:os.mkdir", "cannot be read as pl"),
+        ("feat_dim: 80", "[" * 9999, "cannot be read as plain YAML"),
         ("TSTP", f"[{'x, ' * 2000}x]", r"pooling_func: \['x', 'x', "),
     ],
 )
@@ -249,25 +262,42 @@ def test_a_configuration_of_another_folder_is_not_opened(
         convert_from_wespeaker(theirs, tmp_path / "run")
 
 
+KALDI = {"kind": "kaldi", "sample_rate": 16000}
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"front_end": "speechbrain"}, "front_end is speechbrain, not kaldi"),
+        (
+            {"front_end": KALDI | {"kind": "speechbrain"}},
+            "is {'kind': 'speechbrain'.*, no",
+        ),
+        ({"front_end": KALDI | {"sample_rate": 8000}}, "'sample_rate': 8000, .*, not"),
+        ({"front_end": None}, "front_end is None, not"),
+        ({"pooling_variance": "population"}, "pooling_variance is population, not unb"),
         ({"n_mels": 76}, "n_mels is 76; WeSpeaker's ResNets take multiples of 8"),
-        ({"embedding_dim": 32}, r"has the shape \[16, 640\], but \[32, 640\]"),
-        ({"blocks": [1, 1, 1, 1]}, "which the network of its other weights has not"),
-        ({"arch": "revnet57"}, "revnet57 is of the family revnet; WeSpeaker's ResNets"),
-        ({"arch": "resnet35"}, "There is no encoder 'resnet35'. Did you mean"),
+        ({"name": "revnet57"}, "revnet57 is of the family revnet; WeSpeaker's ResNets"),
     ],
 )
-def test_back_goes_what_wespeaker_would_compute_alike(
-    converted, tmp_path, changed, message
-):
-    settings = yaml.safe_load((converted / YAML).read_text()) | changed
-    (tmp_path / YAML).write_text(yaml.safe_dump(settings))
-    (tmp_path / WEIGHTS).write_bytes((converted / WEIGHTS).read_bytes())
+def test_back_goes_what_wespeaker_would_compute_alike(tmp_path, changed, message):
+    given = {"name": "resnet34", "pooling_variance": "unbiased", "front_end": KALDI}
+    encoder = build_encoder(**given | SMALL | changed)
+    torch.save(encoder.state_dict(), tmp_path / "a.ckpt")
     with pytest.raises(ValueError, match=message):
-        convert_to_wespeaker(tmp_path, tmp_path / "back.pt")
+        convert_to_wespeaker(tmp_path / "a.ckpt", tmp_path / "back.pt")
     assert not (tmp_path / "back.pt").exists()
-    with pytest.raises(ValueError, match="revnet57 is of the family revnet"):
-        to_wespeaker({"arch": "revnet57"}, {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"embedding_dim": 32}, r"has the shape \[16, 160\], but \[32, 160\]"),
+        ({"blocks": (1, 1, 3, 1)}, "lacks stages.2.blocks.2"),
+        ({"blocks": (1, 1, 1, 1)}, "which the network of its other weights has not"),
+        ({"name": "resnet35"}, "There is no encoder 'resnet35'. Did you mean"),
+    ],
+)
+def test_weights_of_other_settings_do_not_go_back(settings, message):
+    weights = build_encoder("resnet34", **SMALL).state_dict()
+    with pytest.raises(ValueError, match=message):
+        to_wespeaker({"name": "resnet34", **SMALL, **settings}, weights)

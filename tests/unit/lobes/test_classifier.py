@@ -14,9 +14,9 @@ from torch.nn.functional import cosine_similarity
 from speechbrain_rev import heads
 from speechbrain_rev.data import SpeakerAugment
 from speechbrain_rev.heads import HEAD_OF, HEADS, HeadRow
-from speechbrain_rev.inference import model_folder
-from speechbrain_rev.inference.export import CardFacts, model_card
-from speechbrain_rev.inference.run_folder import read_objects
+from speechbrain_rev.inference.export import CardFacts, model_card, model_yaml
+from speechbrain_rev.inference.runs import TrainingRecord
+from speechbrain_rev.inference.trained import Weights
 from speechbrain_rev.lobes.classifier import (
     AAMSoftmax,
     ClassScores,
@@ -25,9 +25,9 @@ from speechbrain_rev.lobes.classifier import (
     build_loss,
     true_speakers,
 )
+from tests.run_folders import HAPPENED, SETTINGS, tiny_encoder
 from tests.unit.reversible.chains import FLOAT32, each_half
 
-BUILD = "speechbrain_rev.lobes.classifier.build"
 LOSSES = list(HEAD_OF)
 
 
@@ -127,15 +127,13 @@ class Plain(torch.nn.Linear):
 
 
 class TestAnotherHead:
-    """A classifier and its losses are a row: the YAML, exports and the card follow."""
+    """A classifier and its losses are a row: the YAML and exports follow."""
 
     @pytest.fixture(autouse=True)
     def plain(self, monkeypatch):
         row = row_of("plain", Plain, {"plain_softmax": AAMSoftmax})
         monkeypatch.setitem(HEADS, "plain", row)
         monkeypatch.setitem(HEAD_OF, "plain_softmax", row)
-        monkeypatch.setitem(model_folder._HEADS, row.tag, "plain")
-        monkeypatch.setattr(model_folder, "_KNOWN", model_folder._KNOWN | {row.tag})
 
     def test_the_loss_chooses_the_classifier(self):
         sizes = {"input_size": 8, "out_neurons": 3}
@@ -146,50 +144,16 @@ class TestAnotherHead:
             shape = HEAD_OF[name].weight_shape(3, 8)
             assert [p.shape for p in classifier.parameters()] == [shape]
 
-    @pytest.mark.parametrize(
-        ("key", "made", "name"),
-        [
-            (
-                "head",
-                "!new:speechbrain_rev.lobes.classifier.CosineClassifier",
-                "cosine",
-            ),
-            ("head", "!new:speechbrain.lobes.models.ECAPA_TDNN.Classifier", "cosine"),
-            ("head", f"!apply:{BUILD}_classifier", "plain"),
-            ("head", "!new:torch.nn.Linear", None),
-            ("loss", "!new:speechbrain_rev.lobes.classifier.AMSoftmax", "am_softmax"),
-            (
-                "loss",
-                "!new:speechbrain.nnet.losses.AdditiveAngularMargin",
-                "aam_softmax",
-            ),
-            ("loss", f"!apply:{BUILD}_loss", "plain_softmax"),
-            ("loss", "!new:torch.nn.CrossEntropyLoss", None),
-        ],
-    )
-    def test_a_run_names_it_and_its_loss(self, tmp_path, key, made, name):
-        entry = {"head": "classifier", "loss": "compute_cost"}[key]
-        argument = {"head": "loss", "loss": "name"}[key]
-        text = f"loss: plain_softmax\n{entry}: {made}\n    {argument}: !ref <loss>\n"
-        (tmp_path / "hyperparams.yaml").write_text(text)
-        assert getattr(read_objects(tmp_path), key)() == name
-
-    def test_an_exported_model_and_its_card_name_it(self):
-        settings = {"arch": "revnet57", "widths": [4] * 4, "blocks": [1] * 4}
-        settings |= {"n_mels": 80, "embedding_dim": 16, "sample_rate": 16000}
-        settings |= {"out_n_neurons": 3, "head": "plain"}
-        text = model_folder.model_yaml(settings)
-        assert f"classifier: {HEADS['plain'].tag}" in text
-        assert model_folder.read_model_yaml(text, "hyperparams.yaml") == settings
-        card = model_card(CardFacts(settings, 10, 2, None, None, None, [], [], "f00d"))
-        assert "| head | plain |" in card
+    def test_an_exported_model_names_it(self):
+        text = model_yaml(tiny_encoder().description, 3, HEADS["plain"])
+        assert f"classifier: {HEADS['plain'].tag}\n" in text
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, "another", None])
-def test_a_card_cites_the_paper_of_its_loss_and_of_no_other(loss):
-    settings = {"arch": "revnet57", "embedding_dim": 8, "sample_rate": 16000}
-    settings |= {} if loss is None else {"loss": loss}
-    card = model_card(CardFacts(settings, 10, 2, None, None, None, [], [], "f00d"))
+def test_a_card_cites_the_paper_of_its_loss_and_of_no_other(loss, tmp_path):
+    weights = Weights(tmp_path, "f00d", tiny_encoder().description, {})
+    record = TrainingRecord({**SETTINGS, "loss": loss}, **HAPPENED)
+    card = model_card(CardFacts(weights, 2, record, None, None, [], []))
     kinds = {name: type(build_loss(name)) for name in LOSSES}
     papers = {kind.citation for kind in kinds.values()} - {""}
     expected = {kinds[loss].citation} if loss in kinds else set()

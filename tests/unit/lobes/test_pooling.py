@@ -4,16 +4,15 @@ import copy
 
 import pytest
 import torch
+from hyperpyyaml import load_hyperpyyaml
 from torch import nn
 
-from speechbrain_rev.heads import POOLINGS, PoolingRow
+from speechbrain_rev.heads import HEADS, POOLINGS, PoolingRow
+from speechbrain_rev.inference.export import model_yaml
 from speechbrain_rev.inference.graph import EmbeddingGraph, exported
-from speechbrain_rev.inference.model_folder import (
-    encoder_of,
-    model_yaml,
-    read_model_yaml,
-)
+from speechbrain_rev.inference.trained import built_of
 from speechbrain_rev.lobes import inference_form
+from speechbrain_rev.lobes.description import EncoderDescription
 from speechbrain_rev.lobes.pooling import Pooling, StatisticsPooling, build_pooling
 from tests.unit.lobes.encoders import (
     LENGTHS,
@@ -183,16 +182,15 @@ class TestAnotherPooling:
         x = feats(dtype=torch.float32)
         assert_padding_is_left_out(encoder, x, 26, inference_form(encoder))
 
-    def test_an_exported_model_names_it_where_it_is_not_the_usual_one(self):
-        settings = {"arch": "revnet57", "widths": [4] * 4, "blocks": [1] * 4}
-        settings |= {"n_mels": 80, "embedding_dim": 16}
-        settings |= {"sample_rate": 16000, "out_n_neurons": 3}
-        assert "pooling" not in model_yaml(settings)
-        assert model_yaml(settings | {"pooling": "statistics"}) == model_yaml(settings)
-        text = model_yaml(settings | {"pooling": "weighted"})
-        read = read_model_yaml(text, "hyperparams.yaml")
-        assert read == settings | {"pooling": "weighted"}
-        assert isinstance(encoder_of(read).pooling, Weighted)
+    def test_an_exported_model_and_its_weights_name_it(self):
+        front_end = {"kind": "speechbrain", "sample_rate": 16000}
+        encoder = tiny("revnet57", pooling="weighted", front_end=front_end)
+        text = model_yaml(encoder.description, 3, HEADS["cosine"])
+        made = load_hyperpyyaml(text)["embedding_model"]
+        assert made.description == encoder.description
+        said = EncoderDescription.of_state_dict(encoder.state_dict())
+        for built in (made, built_of(said)):
+            assert isinstance(built.pooling, Weighted)
 
 
 class Adapted(nn.Module):

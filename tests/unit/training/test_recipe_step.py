@@ -79,8 +79,8 @@ KNOBS = {
     "blocks": (2, 0, 0, 1),
 }
 #: What no profile and no budget depends on: modes are planned, none compresses, and bytes
-#: and times are those of any weights.
-OTHER_KNOBS = {"name", "mode", "compression", "zero_init_residual"}
+#: and times are those of any weights and features.
+OTHER_KNOBS = {"name", "mode", "compression", "zero_init_residual", "front_end"}
 
 
 def test_every_setting_of_an_encoder_is_known_to_matter_or_not():
