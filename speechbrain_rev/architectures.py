@@ -12,7 +12,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 Family = Literal["resnet", "df_resnet", "revnet", "df_revnet"]
@@ -248,6 +248,8 @@ class TrainingDefaults:
     margin_start_epoch, margin_end_epoch : int
         The AAM margin grows from 0 to its value between these epochs; equal
         numbers hold it fixed.
+    warmup_epochs : float
+        The learning rate rises from 0 over these.
     average_checkpoints : int
         How many of the last checkpoints are averaged into the final encoder.
     """
@@ -259,11 +261,31 @@ class TrainingDefaults:
     number_of_epochs: int
     margin_start_epoch: int
     margin_end_epoch: int
+    warmup_epochs: float
     average_checkpoints: int
 
+    def of_epochs(self, number_of_epochs: int) -> TrainingDefaults:
+        """Scale the epochs of margin and warm-up to a training of fewer than 150.
 
-_SGD = TrainingDefaults("sgd", 0.1, 5e-5, 1e-4, 150, 20, 40, 10)
-_ADAMW = TrainingDefaults("adamw", 1.25e-4, 1e-6, 0.05, 165, 0, 0, 2)
+        Examples
+        --------
+        >>> short = architecture("revnet57").training.of_epochs(30)
+        >>> short.margin_start_epoch, short.margin_end_epoch, short.warmup_epochs
+        (4, 8, 1.0)
+        """
+        share = min(1.0, number_of_epochs / _SCHEDULED_EPOCHS)
+        return replace(
+            self,
+            margin_start_epoch=round(share * self.margin_start_epoch),
+            margin_end_epoch=round(share * self.margin_end_epoch),
+            warmup_epochs=float(round(share * self.warmup_epochs)),
+        )
+
+
+# The training whose schedule WeSpeaker publishes.
+_SCHEDULED_EPOCHS = 150
+_SGD = TrainingDefaults("sgd", 0.1, 5e-5, 1e-4, 150, 20, 40, 6.0, 10)
+_ADAMW = TrainingDefaults("adamw", 1.25e-4, 1e-6, 0.05, 165, 0, 0, 6.0, 2)
 
 TRAINING_DEFAULTS: dict[str, TrainingDefaults] = {
     "resnet": _SGD,

@@ -75,6 +75,7 @@ from speechbrain_rev.inference.runs import (
     kept_in,
     owned,
     partial_epoch,
+    read_record,
     refuse_fewer_epochs,
     refuse_folders_of_another_run,
     refuse_other_network,
@@ -164,7 +165,14 @@ def compose_run(argv):
     if get_rank():
         # The first process warns for all.
         warnings.simplefilter("ignore", OptimizerWarning)
-    composition = compose(argv, run_options=list(RunOptions.__dataclass_fields__))
+    options = list(RunOptions.__dataclass_fields__)
+    composition = compose(argv, run_options=options)
+    output = plain_settings(composition.text)["output_folder"]
+    if (record := read_record(output)) is not None:
+        with warnings.catch_warnings():
+            # That warning was given.
+            warnings.simplefilter("ignore", OptimizerWarning)
+            composition = compose(argv, options, recorded=record.settings)
     _, run_opts, left_over = RunOptions.from_command_line_args(
         [composition.file, *composition.run_arguments]
     )

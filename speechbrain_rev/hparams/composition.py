@@ -51,6 +51,10 @@ _REFERENCE = re.compile(r"<[^>]*>")
 _OPTIMIZER_KNOBS = ("lr", "final_lr", "weight_decay")
 
 
+# Defaults that scale with the number of epochs, and stay when a run gets more of them.
+_SCHEDULE_KNOBS = ("margin_start_epoch", "margin_end_epoch", "warmup_epochs")
+
+
 class NotPlain(Exception):
     """A value that is known only once a placeholder is filled or an object built."""
 
@@ -78,7 +82,12 @@ class Composition:
     run_arguments: tuple[str, ...]
 
 
-def compose(arguments: Sequence[str], run_options: Collection[str] = ()) -> Composition:
+def compose(
+    arguments: Sequence[str],
+    run_options: Collection[str] = (),
+    *,
+    recorded: Mapping[str, object] | None = None,
+) -> Composition:
     r"""Compose what a training run needs from its command line.
 
     Parameters
@@ -91,6 +100,9 @@ def compose(arguments: Sequence[str], run_options: Collection[str] = ()) -> Comp
     run_options : collection of str
         Names of SpeechBrain's run options, which are passed through; the caller, who
         may import SpeechBrain, reads them off its ``RunOptions``.
+    recorded : mapping, optional
+        Settings of a run that goes on. Epochs of the schedule that are null stay as they
+        are there, though it may have more epochs now.
 
     Returns
     -------
@@ -132,7 +144,7 @@ def compose(arguments: Sequence[str], run_options: Collection[str] = ()) -> Comp
     overrides, run_arguments = parse_arguments(
         options, keys=settings.root, run_options=run_options
     )
-    text = _composed(settings, descendants, overrides)
+    text = _composed(settings, descendants, overrides, recorded or {})
     missing = placeholders(text)
     if missing:
         raise ValueError(
@@ -185,7 +197,7 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
     arch: df_revnet281
     lr: 0.000125  # peak
     """
-    return _composed(*_chain(file), overrides or {})
+    return _composed(*_chain(file), overrides or {}, {})
 
 
 def top_level_keys(file: str | Path) -> tuple[str, ...]:
@@ -213,6 +225,7 @@ def _composed(
     settings: Settings,
     descendants: Sequence[tuple[CommentedMap, str]],
     overrides: Mapping[str, object],
+    recorded: Mapping[str, object],
 ) -> str:
     """Put the values of a chain and of the command line into one checked text."""
     refuse_swallowed_keys(settings.root, settings.places)
@@ -223,7 +236,7 @@ def _composed(
         COMMAND_LINE,
     )
     settings.check()
-    other_optimizer = _fill_family_defaults(settings)
+    other_optimizer = _fill_family_defaults(settings, recorded)
     settings.check_rules()
     refuse_other_features(settings.root, settings.places)
     if other_optimizer:
@@ -506,14 +519,16 @@ def _as_written(value: Any, are_floats: bool) -> Any:
     return value
 
 
-def _fill_family_defaults(settings: Settings) -> str:
+def _fill_family_defaults(settings: Settings, recorded: Mapping[str, object]) -> str:
     """Replace null in training knobs by the family's values; return a warning or nothing."""
     values = settings.plain_values()
     arch, optimizer = values.get("arch"), values.get("optimizer_name")
     if arch is None:
         return ""
     family = architecture(arch).training
-    defaults = dataclasses.asdict(family)
+    epochs = values.get("number_of_epochs") or family.number_of_epochs
+    defaults = dataclasses.asdict(family.of_epochs(epochs))
+    defaults |= {n: recorded[n] for n in _SCHEDULE_KNOBS if n in recorded}
     root = settings.root
     null = [name for name in defaults if root.get(name, "") is None]
     if root.get("optimizer_name") is not None:

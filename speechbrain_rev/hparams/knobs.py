@@ -291,7 +291,7 @@ KNOBS = {
     ),
     "batch_size": _count,
     "number_of_epochs": _count_or_null,
-    "warmup_epochs": Knob("float", at_least=0),
+    "warmup_epochs": Knob("float", null=True, at_least=0),
     "steps_per_epoch": _count_or_null,
     "average_checkpoints": _count_or_null,
     # scoring

@@ -3,8 +3,8 @@
 A recipe subclasses ``ValidatedEpochs`` and says how a batch becomes a loss. Each module is
 one part of a run: ``steps`` (gradients that are not finite, files that cannot be read),
 ``epochs`` (validation, log and checkpoint), ``epoch_log`` (lines, curves, TensorBoard,
-wandb), ``progress`` (the bar and the line of an epoch), ``run_settings`` (which run a folder
-holds, and how it goes on), ``memory_plan`` (modes of an encoder's blocks, of a step as in
+wandb), ``progress`` (the bar and the line of an epoch), ``start_from`` (a finished run that one
+begins with), ``memory_plan`` (modes of an encoder's blocks, of a step as in
 ``recipe_step``), ``memory_budget`` (those of any other recipe's) and ``kept_plans`` (the
 file of both).
 """

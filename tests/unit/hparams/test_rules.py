@@ -10,7 +10,7 @@ LIBRARY = {"optimizer_backend": "bitsandbytes"}
 TOGETHER = [
     ({"margin_start_epoch": 50}, "margin_end_epoch is 40 (default of revnet57): the"),
     ({"final_lr": 0.2}, "lr is 0.1 (default of revnet57), final_lr is 0.2 (command"),
-    ({"number_of_epochs": 6}, "warmup_epochs is 6.0 ("),
+    ({"number_of_epochs": 6, "warmup_epochs": 6.0}, "warmup_epochs is 6.0 ("),
     ({"chunk_samples": 399}, "that is less than one window of 25 ms"),
     ({"speeds": [1.0, 1.2]}, "too short for the fastest speed"),
     ({"speeds": [0.9, 1.1]}, "speeds is [0.9, 1.1] (command line): give different"),
