@@ -208,6 +208,7 @@ def write_scores(folder: Path, *, subtract_mean: bool = False) -> np.ndarray:
         "method": "as_norm",
         "targets": 18802,
         "impostors": 18818,
+        "enrolled": [1, 1],
         "eer": 0.01234,
         "min_dcf": {"0.01": 0.111, "0.05": 0.222},
         "eer_95": [0.0101, 0.0151],

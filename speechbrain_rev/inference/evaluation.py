@@ -667,7 +667,7 @@ def _rates(
     rates = {
         "targets": int(np.sum(trials.labels)),
         "impostors": int(np.sum(1 - trials.labels)),
-        "enrolled": trials.enrolled,
+        "enrolled": list(trials.enrolled),
         **scoring.measured(curve),
     }
     if not replicates:

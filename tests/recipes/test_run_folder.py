@@ -379,6 +379,7 @@ def test_more_epochs_go_on_from_the_last_one_and_end_anew(
         with pytest.raises(KeyboardInterrupt):
             again(number_of_epochs=2)
     assert (folder / WEIGHTS).read_bytes() == weights
+    assert "The learning rate goes back from 0.00" in (folder / "log.txt").read_text()
     assert "is a finished run" not in again(number_of_epochs=2)
     assert (folder / WEIGHTS).read_bytes() != weights
     assert log.read_bytes().startswith(first_line)

@@ -9,6 +9,7 @@ import soundfile
 import torch
 
 from speechbrain_rev.inference import SpeakerEmbedder
+from speechbrain_rev.inference.extraction import list_audio
 from tests.run_folders import speech_like, write_audio
 from tests.unit.inference.conftest import close
 
@@ -175,6 +176,24 @@ def test_utterances_come_in_any_iterable(embedder, tmp_path):
             embedder.embed(filled(kind), RATE), expected, strict=True
         ):
             assert close(row, alone)
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, dict])
+def test_what_has_no_order_is_refused_at_every_door(embedder, tmp_path, kind):
+    given = kind({str(write_audio(tmp_path / "a.wav", ONES)): 1})
+    doors = [embedder.embed, embedder.embed_each, embedder.windows, embedder.enrol]
+    for door in [*doors, list_audio, lambda some: embedder.verify(some, ONES, RATE)]:
+        with pytest.raises(ValueError, match=f"a {kind.__name__} has no order"):
+            door(given)
+
+
+def test_what_datasets_decode_has_its_own_rate(embedder):
+    wave = speech_like(0.5, rate=8000)
+    decoded = {"array": wave, "sampling_rate": 8000, "path": "a.wav"}
+    expected = embedder.embed(wave, 8000)
+    assert close(embedder.embed(decoded), expected)
+    assert close(embedder.embed([decoded, decoded])[1], expected)
+    assert embedder.verify(decoded, decoded).score == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("opened", [io.BytesIO, bytes])

@@ -105,6 +105,19 @@ def test_no_lists_and_missing_utterances_are_refused(run):
         files_of_run(run)
 
 
+def test_speakers_that_are_enrolled_need_the_file_of_their_utterances(
+    run, data, tmp_path
+):
+    names = sorted(path.relative_to(data / "wav") for path in data.rglob("*.wav"))
+    trials = tmp_path / "trials"
+    trials.write_text(f"ann {names[0]} target\nbob {names[0]} nontarget\n")
+    words = (
+        r"2 names that are enrolled are no files .*ann\..*as trials\.spk2utt or spk2utt"
+    )
+    with pytest.raises(ValueError, match=words):
+        files_of_run(run, trials=[str(trials)])
+
+
 def test_data_that_moved_are_read_in_their_folder(run, data, tmp_path):
     here, one = tmp_path / "here", str(run / "one.txt")
     (here / "lists").mkdir(parents=True)
@@ -316,13 +329,14 @@ def test_speakers_enrolled_with_several_utterances_score_as_their_mean(
     else:
         (folder / "spk2utt").write_text(spk2utt)
     path.write_text("\n".join(lines))
-    score(
+    report = score(
         folder,
         [plain, path],
         speakers,
         **QUICK | {"replicates": 5},
         subtract_mean=subtract_mean,
     )
+    assert [row["enrolled"] for row in report.rows[::2]] == [[1, 1], [1, 2]]
     # The definition, in float64.
     vectors = dict(zip(tested.names, tested.embeddings.astype(float), strict=True))
     trained = cohort.embeddings.astype(float)
@@ -450,7 +464,10 @@ def test_intervals_are_of_speakers_and_a_file_of_scores_has_the_same(scorable):
         low, high = row["eer_95"]
         assert low <= row["eer"] <= high
         assert row["min_dcf_95"].keys() == row["min_dcf"].keys()
+        least, most = row["thresholds_95"]["EER"]
+        assert least <= row["thresholds"]["EER"] <= most
     assert f"[{100 * low:.2f}, {100 * high:.2f}]" in report.table()
+    assert "In brackets: 95 % intervals, of speakers drawn" in report.table()
     path = folder / "scores/trials.as_norm.txt"
     (again,) = score_file(path, 20).rows
     for key in ("eer", "eer_95"):

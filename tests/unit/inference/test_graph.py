@@ -109,6 +109,17 @@ def test_graphs_of_all_families_give_the_embeddings_of_any_batch(
             assert distance(one, together[i : i + 1]) < graph.TOLERANCE
 
 
+@pytest.mark.parametrize("front_end", ["speechbrain", "kaldi"])
+@pytest.mark.parametrize("behind", [1.0, float("nan")])
+def test_what_lies_behind_an_utterance_does_not_matter(front_end, behind):
+    encoder = with_statistics(tiny("revnet57"))
+    embed = graph.EmbeddingGraph(encoder, sample_rate=16000, front_end=front_end).eval()
+    waves, samples = map(torch.from_numpy, padded([speech_like(1.0), speech_like(0.5)]))
+    expected = embed(waves, samples)
+    waves[1, int(samples[1]) :] = behind
+    assert torch.equal(embed(waves, samples), expected)
+
+
 ALONE = """
 import sys, numpy, onnxruntime
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])

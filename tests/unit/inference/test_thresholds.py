@@ -11,7 +11,9 @@ from tests.run_folders import speech_like
 from tests.unit.inference.conftest import put
 
 FILE = "thresholds.json"
-THRESHOLD = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123)
+THRESHOLD = Threshold(
+    "vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123, (1, 1), None
+)
 
 
 def listed(*changed):
@@ -49,6 +51,11 @@ def test_thresholds_are_read_as_they_were_written(model):
         listed({"targets": 0}),
         listed({"impostors": 10**13}),
         listed({"eer": 1.1}),
+        listed({"enrolled": [2, 1]}),
+        listed({"enrolled": [1]}),
+        listed({"enrolled": [1, 1.5]}),
+        listed({"interval": [0.3]}),
+        listed({"interval": "ab"}),
         listed({}).replace("18802", "9" * 900_000),
         "[" * 200_000,
         b"\xff\xfe{}",
@@ -61,7 +68,7 @@ def test_files_of_no_thresholds_are_refused(model, content):
 
 
 def row(**changed):
-    counts = {"targets": 3, "impostors": 4, "eer": 0.25}
+    counts = {"targets": 3, "impostors": 4, "eer": 0.25, "enrolled": [1, 1]}
     thresholds = {"EER": 0.4, "minDCF(0.01)": None}
     of = {"trials": "one", "method": "cosine", "thresholds": thresholds}
     return of | counts | changed

@@ -43,7 +43,9 @@ def files(exported, embedder, tmp_path_factory):
     means = np.random.default_rng(0).standard_normal((4, 16))
     path = tmp_path_factory.mktemp("cohort") / COHORT
     Cohort(means, 3, embedder.fingerprint).write(path)
-    known = as_json([Threshold("vox1_o", "EER", "cosine", 0.31, 5, 5, 0.1)])
+    known = as_json(
+        [Threshold("vox1_o", "EER", "cosine", 0.31, 5, 5, 0.1, (1, 1), None)]
+    )
     more = {COHORT: path.read_bytes(), THRESHOLDS: known.encode()}
     return summed({**exported, **more})
 

@@ -1,5 +1,7 @@
 """Scores, decisions, enrolled speakers and cohorts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -22,10 +24,12 @@ RATE = 16000
 COSINE = 2e-5
 # AS-Norm divides cosines by deviations, here of about a fifth.
 NORMED_SCORE = 1e-4
-EER = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123)
-DCF = Threshold("vox1_o", "minDCF(0.01)", "cosine", 0.45, 18802, 18818, 0.0123)
-NORMED = Threshold("vox1_o", "EER", "as_norm", 4.5, 18802, 18818, 0.0111)
-HARD = Threshold("vox1_h", "EER", "cosine", 0.29, 10, 10, 0.02)
+EER = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123, (1, 1), None)
+DCF = Threshold(
+    "vox1_o", "minDCF(0.01)", "cosine", 0.45, 18802, 18818, 0.0123, (1, 1), None
+)
+NORMED = Threshold("vox1_o", "EER", "as_norm", 4.5, 18802, 18818, 0.0111, (1, 1), None)
+HARD = Threshold("vox1_h", "EER", "cosine", 0.29, 10, 10, 0.02, (1, 1), None)
 A, B, C = (speech_like(0.5, seed=seed) for seed in range(3))
 
 
@@ -71,6 +75,26 @@ def test_the_caller_s_threshold_decides(knowing):
     for none in (float("nan"), True, [0.3], np.ones(2)):
         with pytest.raises(ValueError, match="takes a finite score or a name"):
             embedder.verify(A, B, RATE, threshold=none)
+
+
+def test_a_threshold_of_other_enrolments_is_named_with_what_measures_one(knowing):
+    """As for a speaker of four utterances by a list whose speakers have one."""
+    several = replace(EER, trials="four", enrolled=(3, 4), interval=(0.25, 0.375))
+    embedder = knowing(EER, several)
+    ann = embedder.enrol([A, B, C, A], RATE)
+    verified = embedder.verify(ann, B, RATE, threshold="vox1_o")
+    assert "of speakers enrolled with 1 utterance, and here one is known by 4" in (
+        verified.remark
+    )
+    assert "--trial_lists LIST, with a file spk2utt beside" in verified.remark
+    assert not embedder.verify(A, B, RATE, threshold="vox1_o").remark
+    assert not embedder.verify(ann, B, RATE, threshold=0.5).remark
+    fitting = embedder.verify(B, ann, RATE, threshold="four")
+    assert not fitting.remark
+    words = (
+        "enrolled with 3 to 4 utterances, EER 1.23 %, 95 % interval 0.2500 to 0.3750"
+    )
+    assert fitting.origin.endswith(words)
 
 
 def test_the_only_list_of_a_model_decides_and_several_by_name(knowing, embedder):

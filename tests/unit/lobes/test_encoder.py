@@ -612,6 +612,13 @@ class TestTransforms:
         along = float((second * directions[0]).sum())
         assert along == pytest.approx(expected, rel=1e-3)
 
+    def test_an_export_with_lengths_names_the_command(self):
+        given = narrow(), LENGTHS[:2]
+        with pytest.raises(
+            RuntimeError, match=r"takes no lengths.*speechbrain-rev exp"
+        ):
+            torch.export.export(tiny("resnet34", **NARROW).eval(), given)
+
     @pytest.mark.parametrize("name", FAMILIES)
     def test_those_of_torch_func_work_in_evaluation(self, name):
         encoder = tiny(name, **NARROW).eval()

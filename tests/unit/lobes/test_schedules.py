@@ -53,6 +53,29 @@ def test_the_rate_rises_linearly_then_falls_and_the_margin_rises(epoch, lr, marg
         assert schedule().margin_at(step - 100) == pytest.approx(margin)
 
 
+#: Changed settings, and what is said of the margin.
+WORDS = [
+    ({}, "0 before epoch 20, 0.2 from epoch 40 on"),
+    ({"margin_start_epoch": 0, "margin_end_epoch": 0}, "0.2 from the first step on"),
+    (
+        {"number_of_epochs": 14},
+        "0 throughout, since it would rise from epoch 20 on, and this run ends at 14",
+    ),
+    (
+        {"number_of_epochs": 30},
+        "rises from epoch 20 on, but this run ends at 30, before it is 0.2 at epoch 40",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "margin"), WORDS)
+def test_a_schedule_says_what_it_does(changed, margin):
+    words = schedule(loss=AAMSoftmax(), **changed).in_words()
+    last = changed.get("number_of_epochs", 150)
+    rate = f"up to 0.1 in the first 6 epochs, then down to 5e-05 at the end of epoch {last}"
+    assert words == f"Learning rate: {rate}. Margin: {margin}."
+
+
 def test_equal_margin_epochs_fix_the_margin_from_the_first_step():
     loss = AAMSoftmax(margin=0.7)
     schedule(loss=loss, margin=0.2, margin_start_epoch=0, margin_end_epoch=0)
