@@ -54,7 +54,7 @@ from speechbrain_rev.whole_files import (
     write_whole,
 )
 
-#: What happened, and the settings that SpeechBrain's loader builds, in output_folder.
+#: The record, and the settings that SpeechBrain's loader builds, in output_folder.
 RECORD, HYPERPARAMS = "run.json", "hyperparams.yaml"
 #: The encoder, the random states of all processes and the Brain's state in checkpoints.
 ENCODER, RANDOM_STATE, BRAIN = "embedding_model", "random_state", "brain"
