@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import yaml
@@ -56,7 +56,7 @@ from speechbrain_rev.lobes.checkpointer import (
 )
 from speechbrain_rev.processes import process_count
 
-#: What happened, and the settings that SpeechBrain's loader builds, in output_folder.
+#: The record, and the settings that SpeechBrain's loader builds, in output_folder.
 RECORD, HYPERPARAMS = "run.json", "hyperparams.yaml"
 #: The encoder, the random states of all processes and the Brain's state in checkpoints.
 ENCODER, RANDOM_STATE, BRAIN = "embedding_model", "random_state", "brain"
@@ -152,7 +152,9 @@ class TrainingRecord:
         write_whole(folder / RECORD, content + "\n")
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
+#: What a value may be: a type, or a list of values of these types.
+_Kind: TypeAlias = type | list[type]
+_TYPES: dict[str, tuple[_Kind, ...]] = {
     "settings": (dict,),
     "data": (dict,),
     "augmentation": (dict,),
@@ -162,7 +164,29 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "seconds": (int, float),
     "lr": (int, float, type(None)),
     "margin": (int, float, type(None)),
-    "averaged": (list,),
+    "averaged": ([int],),
+}
+# What whoever loads or exports a run reads of them.
+_WITHIN: dict[str, dict[str, tuple[_Kind, ...]]] = {
+    "settings": {
+        "number_of_epochs": (int,),
+        "speeds": ([int, float],),
+        "loss": (str,),
+        "data_folder": (str, [str]),
+        "train_list": (str, type(None)),
+        "trial_lists": ([str],),
+    },
+    "data": {
+        "utterances": (int,),
+        "speakers": (int,),
+        "held_out_speakers": (int,),
+        "left_out": (int,),
+    },
+    "augmentation": {
+        "speeds": ([int, float],),
+        "noise": (bool,),
+        "reverberation": (bool,),
+    },
 }
 
 
@@ -197,17 +221,29 @@ def read_record(folder: str | PathLike[str]) -> TrainingRecord | None:
         read = parse_json(content)
         if not isinstance(read, dict) or read.keys() != _TYPES.keys():
             raise ValueError(f"it holds {short(read)}")
-        for name, types in _TYPES.items():
-            if type(read[name]) not in types:
-                raise ValueError(f"{name} is {short(read[name])}")
-        if not all(type(epoch) is int for epoch in read["averaged"]):
-            raise ValueError(f"averaged is {short(read['averaged'])}")
+        _check_types(read, _TYPES)
+        for name, types in _WITHIN.items():
+            _check_types(read[name], types)
         return TrainingRecord(**{**read, "averaged": tuple(read["averaged"])})
     except ValueError as error:
         raise ValueError(
             f"{path} is not what recipes/VoxCeleb/train.py writes ({error}). Bring the file "
             "back as it was."
         ) from error
+
+
+def _check_types(
+    values: Mapping[str, Any], types: Mapping[str, tuple[_Kind, ...]]
+) -> None:
+    for name, kinds in types.items():
+        value = values.get(name)
+        if not any(
+            type(value) is kind
+            if isinstance(kind, type)
+            else type(value) is list and all(type(each) in kind for each in value)
+            for kind in kinds
+        ):
+            raise ValueError(f"{name} is {short(value)}")
 
 
 def record_of(folder: str | PathLike[str]) -> TrainingRecord:

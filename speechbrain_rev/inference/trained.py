@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 #: The encoder's weights in an exported model, and in a run that has ended.
 SAFETENSORS, WEIGHTS = "embedding_model.safetensors", "embedding_model.ckpt"
-#: What the weights say of the encoder, written for people.
+#: The description of the encoder as JSON, written for people.
 SETTINGS = "settings.json"
 
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -68,7 +68,7 @@ _URL = re.compile(
     r"(?:hf:/{1,2}|https?:/{1,2}(?:huggingface\.co|hf\.co)/)(?:models/)?"
     r"([\w.-]+/[\w.-]+)"
 )
-# Of the files of a checkpoint that give its place in the run.
+# A checkpoint's files that give its place in the run are smaller.
 _MOST_BYTES = 100_000
 
 

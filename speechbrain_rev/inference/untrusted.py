@@ -22,7 +22,7 @@ from torch import Tensor
 from speechbrain_rev.lobes.description import weights_in
 from speechbrain_rev.lobes.pretrained import state_dict_in
 
-#: What has to be given where there is none of it.
+#: Sources of weights that errors advise to give.
 GIVEN = (
     "the output_folder of a training run (recipes/VoxCeleb/train.py, or SpeechBrain's own "
     "script), a folder that speechbrain-rev export or convert wrote, or the id of a model "

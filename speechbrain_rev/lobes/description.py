@@ -19,7 +19,7 @@ from torch import Tensor
 from speechbrain_rev.files import made_of, parse_json
 from speechbrain_rev.heads import CORRECTIONS, POOLINGS
 
-#: What torch calls the description in an encoder's state dict.
+#: Key of the description in an encoder's state dict, as torch names it.
 DESCRIPTION = "_extra_state"
 
 FRONT_END_KINDS = ("speechbrain", "kaldi")

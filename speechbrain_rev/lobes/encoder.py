@@ -186,7 +186,7 @@ class SpeakerEncoder(nn.Module):
         self.stem = parts.stem
         self.stages = nn.ModuleList(parts.stages)
         self.pooling, self.fc = parts.pooling, parts.fc
-        #: What its state dict says of it.
+        #: The description that its state dict holds.
         self.description = EncoderDescription(
             name=name,
             widths=tuple(parts.row.widths),

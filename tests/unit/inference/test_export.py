@@ -203,7 +203,7 @@ def test_what_is_missing_is_said_and_left_out(scored_run, tmp_path, change, miss
 
 
 @pytest.mark.parametrize(
-    ("loss", "cited"), [("aam_softmax", {"ArcFace"}), ("another", set()), ([], set())]
+    ("loss", "cited"), [("aam_softmax", {"ArcFace"}), ("another", set())]
 )
 def test_the_card_cites_the_loss_of_the_run(run, tmp_path, loss, cited):
     change_record(run, {"loss": loss})

@@ -17,6 +17,7 @@ from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from tests.recipes.stock import write_experiment
 from tests.run_folders import (
     HAPPENED,
+    SETTINGS,
     SPEAKERS,
     change_record,
     speech_like,
@@ -40,7 +41,7 @@ def standing(run):
 
 
 def test_a_record_is_read_as_it_was_written_and_completed_by_epochs(tmp_path):
-    settings = {"arch": "revnet57", "speeds": [1.0], "number_of_epochs": 3}
+    settings = {**SETTINGS, "number_of_epochs": 3}
     begun = TrainingRecord(
         settings, *(HAPPENED[n] for n in ("data", "augmentation", "device", "versions"))
     )
@@ -145,10 +146,11 @@ PUBLISHED = {"widths": [48, 96, 192, 300], "blocks": None}
 )
 def test_another_network_than_the_record_s_is_refused(tmp_path, then, now, words):
     if then is not None:
-        TrainingRecord({"arch": "revnet57", **then}, **HAPPENED).write(tmp_path)
+        settings = {**SETTINGS, "arch": "revnet57", **then}
+        TrainingRecord(settings, **HAPPENED).write(tmp_path)
     (tmp_path / WEIGHTS).touch()
     settings = {"output_folder": str(tmp_path), "save_folder": str(tmp_path / "save")}
-    settings |= {"arch": "revnet57", **now}
+    settings = {**SETTINGS, "arch": "revnet57", **settings, **now}
     if words is None:
         runs.refuse_other_network(settings)
         return
