@@ -38,6 +38,7 @@ from speechbrain_rev.files import (
     digest_of,
     locked,
     parse_json,
+    refusing,
     write_sums,
     write_whole,
     writing_alone,
@@ -67,6 +68,8 @@ ACCUMULATION = "grad_accumulation_factor"
 
 _PACKAGES = ("speechbrain_rev", "speechbrain", "torch", "torchaudio")
 _MOST_BYTES = 1_000_000
+# More epochs, utterances or seconds than any run has.
+_LARGEST = 2**60
 # Settings that shapes of weights depend on; the data has its own refusals.
 _SHAPES = (
     "arch", "widths", "blocks", "n_mels", "embedding_dim", "sample_rate", "pooling",
@@ -217,7 +220,10 @@ def read_record(folder: str | PathLike[str]) -> TrainingRecord | None:
     if not path.exists():
         return None
     content = read_own(Path(folder), RECORD, _MOST_BYTES)
-    try:
+    with refusing(
+        f"{path} is not what recipes/VoxCeleb/train.py writes",
+        "Bring the file back as it was.",
+    ):
         read = parse_json(content)
         if not isinstance(read, dict) or read.keys() != _TYPES.keys():
             raise ValueError(f"it holds {short(read)}")
@@ -225,11 +231,6 @@ def read_record(folder: str | PathLike[str]) -> TrainingRecord | None:
         for name, types in _WITHIN.items():
             _check_types(read[name], types)
         return TrainingRecord(**{**read, "averaged": tuple(read["averaged"])})
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is not what recipes/VoxCeleb/train.py writes ({error}). Bring the file "
-            "back as it was."
-        ) from error
 
 
 def _check_types(
@@ -238,12 +239,18 @@ def _check_types(
     for name, kinds in types.items():
         value = values.get(name)
         if not any(
-            type(value) is kind
+            _is_of(value, (kind,))
             if isinstance(kind, type)
-            else type(value) is list and all(type(each) in kind for each in value)
+            else type(value) is list and all(_is_of(each, kind) for each in value)
             for kind in kinds
         ):
             raise ValueError(f"{name} is {short(value)}")
+
+
+def _is_of(value: object, kinds: Sequence[type]) -> bool:
+    """Whether a value has one of these types and, if it is a number, is finite."""
+    is_number = isinstance(value, int | float)
+    return type(value) in kinds and not (is_number and not abs(value) < _LARGEST)  # type: ignore[arg-type]
 
 
 def record_of(folder: str | PathLike[str]) -> TrainingRecord:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from speechbrain_rev.files import check_sum, parse_json
+from speechbrain_rev.files import check_sum, parse_json, refusing
 from speechbrain_rev.inference.untrusted import read_own, short
 from speechbrain_rev.scoring import MEASURES
 
@@ -69,16 +69,13 @@ def read_results(folder: Path) -> dict[str, Any] | None:
     if not (folder / RESULTS).exists():
         return None
     content = read_own(folder, RESULTS, _MAX_BYTES)
-    try:
-        report = parse_json(content)
+    with refusing(
+        f"{folder / RESULTS} is not what recipes/VoxCeleb/score.py writes",
+        "Run it again, or remove the file.",
+    ):
+        report: dict[str, Any] = parse_json(content)
         _check(report)
-    except ValueError as error:
-        raise ValueError(
-            f"{folder / RESULTS} is not what recipes/VoxCeleb/score.py writes ({error}). "
-            "Run it again, or remove the file."
-        ) from error
-    assert isinstance(report, dict)
-    return report
+        return report
 
 
 def _check(report: object) -> None:
@@ -106,13 +103,15 @@ def _check_figures(row: Mapping[str, Any]) -> None:
     """Refuse measures that are no numbers, and intervals that are no two of them."""
     for measure in MEASURES.values():
         figure, bounds = measure.figure(row), measure.figure(row, "_95")
-        if type(figure) not in (int, float, type(None)):
+        if figure is not None and not _is_finite(figure):
             raise ValueError(f"{measure.name} is {short(figure)}")
         pair = isinstance(bounds, list) and len(bounds) == 2
-        if bounds is not None and not (
-            pair and all(type(b) in (int, float) for b in bounds)
-        ):
+        if bounds is not None and not (pair and all(map(_is_finite, bounds))):
             raise ValueError(f"{measure.name}_95 is {short(bounds)}")
+
+
+def _is_finite(figure: object) -> bool:
+    return type(figure) in (int, float) and -math.inf < figure < math.inf  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
@@ -462,7 +461,10 @@ def _read(folder: Path) -> Thresholds:
     """Read thresholds.json."""
     content = read_own(folder, THRESHOLDS, _MAX_BYTES)
     check_sum(folder / THRESHOLDS)
-    try:
+    with refusing(
+        f"{folder / THRESHOLDS} holds no thresholds",
+        "Download the folder again, or remove the file to use the model without them.",
+    ):
         read = parse_json(content)
         if not isinstance(read, dict) or list(read) != ["thresholds"]:
             raise ValueError("it is not of one key, thresholds")
@@ -474,11 +476,6 @@ def _read(folder: Path) -> Thresholds:
             if not isinstance(one, dict) or set(one) != keys:
                 raise ValueError(f"a threshold is {short(one)}")
         return Thresholds(tuple(Threshold(**one) for one in listed), "")
-    except ValueError as error:
-        raise ValueError(
-            f"{folder / THRESHOLDS} holds no thresholds ({error}). Download the folder "
-            "again, or remove the file to use the model without them."
-        ) from error
 
 
 def _judged(one: Threshold, utterances: int) -> tuple[float, str, str]:

@@ -565,7 +565,7 @@ def test_a_measure_is_one_row_that_all_places_show(scorable, monkeypatch, measur
     monkeypatch.setitem(MEASURES, measure.name, measure)
     report = score(folder, [trials], speakers, **DRAWN)
     assert read_results(folder) == report.content
-    heading, *lines = report.table().splitlines()
+    heading, *lines, _ = report.table().splitlines()
     assert heading.split()[-1] == measure.column.split()[-1]
     write_run(folder / "run")
     weights = read_weights(folder / "run")

@@ -164,7 +164,7 @@ def test_two_runs_do_not_share_a_save_folder(tmp_path):
     second.mkdir()
     with (
         runs.owned(first, save),
-        pytest.raises(ValueError, match=r"into .*save: process .* another save_folder"),
+        pytest.raises(ValueError, match=r"into .*save\. Wait .* another save_folder"),
         runs.owned(second, save),
     ):
         pass

@@ -87,7 +87,11 @@ NAMELESS = {"results": [row(trials="a\x1b[2J")]}
 @pytest.mark.parametrize(
     ("changed", "value", "words"),
     [
-        ({}, 0.4, "list one: 3 target and 4 impostor trials, EER 25.00 %"),
+        (
+            {},
+            0.4,
+            "list one: 3 target and 4 impostor trials of speakers enrolled with 1 utterance, EER 25.00 %",
+        ),
         ({"model": "older"}, None, "of other weights"),
         # Cosines of embeddings that were centred are not those of verify.
         ({"subtract_mean": True}, None, "has none: run"),
@@ -98,7 +102,7 @@ NAMELESS = {"results": [row(trials="a\x1b[2J")]}
 )
 def test_a_run_s_own_results_give_its_thresholds(tmp_path, changed, value, words):
     write_results(tmp_path, **changed)
-    chosen, origin = read_thresholds(tmp_path, "f00d").choose(None, "cosine")
+    chosen, origin, _ = read_thresholds(tmp_path, "f00d").choose(None, "cosine")
     assert chosen == value
     assert words in origin
     assert origin.isprintable()

@@ -102,7 +102,7 @@ def test_the_only_list_of_a_model_decides_and_several_by_name(knowing, embedder)
     assert verified.threshold == 0.31
     assert verified.same_speaker == (verified.score >= 0.31)
     assert verified.origin == (
-        "EER of the list vox1_o: 18,802 target and 18,818 impostor trials, EER 1.23 %"
+        "EER of the list vox1_o: 18,802 target and 18,818 impostor trials of speakers enrolled with 1 utterance, EER 1.23 %"
     )
     several = knowing(EER, DCF, HARD)
     verified = several.verify(A, B, RATE)
