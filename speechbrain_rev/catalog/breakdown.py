@@ -30,8 +30,6 @@ from speechbrain_rev.planner.memory import (
 from speechbrain_rev.planner.trace import Trace, trace_bytes
 from speechbrain_rev.torch_private import storage_key, tree_leaves
 
-#: How activations came about where the encoder itself did not run so, and where it did.
-PREDICTED = "predicted for the plan"
 _JUST_NOW = "counted just now"
 
 
@@ -227,11 +225,6 @@ class EncoderBreakdown:
     how: str
     report: MemoryReport
     stages: tuple[StageMemory, ...] = ()
-
-    @property
-    def is_predicted(self) -> bool:
-        """Whether the encoder itself did not run so."""
-        return self.how == PREDICTED
 
 
 #: A step before and after.

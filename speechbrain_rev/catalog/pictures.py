@@ -155,9 +155,7 @@ def draw_sweep(swept: SweptEncoder, path: str | Path) -> None:
     )
 
 
-def draw_breakdowns(
-    encoders: Sequence[Cases], path: str | Path, card_bytes: int | None = None
-) -> None:
+def draw_breakdowns(encoders: Sequence[Cases], path: str | Path) -> None:
     """Draw where the memory of a training step goes, before and after.
 
     Parameters
@@ -166,8 +164,6 @@ def draw_breakdowns(
         For each encoder its breakdowns; at least one, all of the same batch.
     path : str or pathlib.Path
         The file to write.
-    card_bytes : int or None
-        Memory of the GPU that blocks were planned for.
 
     Raises
     ------
@@ -189,15 +185,13 @@ def draw_breakdowns(
             for case in cases
         ],
         path,
-        title=f"Memory of a training step of {_step(encoders, card_bytes)}",
-        source=f"{_how(encoders)} on meta tensors, float32, encoder and classifier. Parts "
+        title=f"Memory of a training step of {_step(encoders)}",
+        source="Counted on meta tensors, float32, encoder and classifier. Parts "
         "do not all peak at once. No GPU was tried.",
     )
 
 
-def draw_stages(
-    encoders: Sequence[Cases], path: str | Path, card_bytes: int | None = None
-) -> None:
+def draw_stages(encoders: Sequence[Cases], path: str | Path) -> None:
     """Draw where in an encoder the memory of a training step is, a bar for each stage.
 
     Parameters
@@ -206,8 +200,6 @@ def draw_stages(
         For each encoder its breakdowns with stages; at least one, all of the same batch.
     path : str or pathlib.Path
         The file to write.
-    card_bytes : int or None
-        Memory of the GPU that blocks were planned for.
 
     Raises
     ------
@@ -229,22 +221,16 @@ def draw_stages(
     memory_parts(
         [bar for bar in bars if bar.total],
         path,
-        title=f"Memory by stages, in a training step of {_step(encoders, card_bytes)}",
-        source=f"{_how(encoders)} on meta tensors, float32. Held: from forward to backward "
+        title=f"Memory by stages, in a training step of {_step(encoders)}",
+        source="Counted on meta tensors, float32. Held: from forward to backward "
         "pass. Working: the most in either, above what the stage and all before it hold; "
         "stages do not work at once. No GPU was tried.",
     )
 
 
-def _step(encoders: Sequence[Cases], card_bytes: int | None) -> str:
+def _step(encoders: Sequence[Cases]) -> str:
     batch, frames, _ = encoders[0][0].report.input_shape
-    planned = "" if card_bytes is None else f", planned for {card_text(card_bytes)}"
-    return f"{batch} utterances of {frames} frames{planned}"
-
-
-def _how(encoders: Sequence[Cases]) -> str:
-    predicted = any(case.is_predicted for cases in encoders for case in cases)
-    return "Counted, and predicted for plans," if predicted else "Counted"
+    return f"{batch} utterances of {frames} frames"
 
 
 def _setting(case: EncoderBreakdown) -> str:

@@ -32,14 +32,10 @@ PAPER = (
 
 #: A 2080 Ti.
 CARD_BYTES = 11 * GIB
-PUBLISHED_FRAMES = 200
 
 #: VoxCeleb2 dev and the recipe. An epoch has one segment of each utterance: three
 #: speeds make classes, drawn for each segment, and no further utterances.
 UTTERANCES, EPOCHS = 1_092_009, 150
-
-#: The paper's example of a batch that several GPUs share.
-TOTAL_BATCH = 256
 
 
 def training_days(utterances_per_second: float) -> float:
@@ -61,27 +57,6 @@ def training_days(utterances_per_second: float) -> float:
     19.0
     """
     return EPOCHS * UTTERANCES / utterances_per_second / 86400
-
-
-def as_published(training: Training) -> bool:
-    """Whether largest batches of Tables V and VI are for such utterances and GPU.
-
-    Parameters
-    ----------
-    training : Training
-        The GPU and the length that are asked about.
-
-    Returns
-    -------
-    bool
-        If not, published batches and numbers of GPUs compare with nothing.
-
-    Examples
-    --------
-    >>> [as_published(Training(CARD_BYTES, 128, frames)) for frames in (200, 600)]
-    [True, False]
-    """
-    return (training.card_bytes, training.frames) == (CARD_BYTES, PUBLISHED_FRAMES)
 
 
 #: Modes whose memory is counted, as it does not depend on the speech: columns.

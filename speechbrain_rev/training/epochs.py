@@ -136,8 +136,10 @@ class ValidatedEpochs(CheckedSteps):
         """Say to which learning rate a run goes back that is extended."""
         schedule = self.hparams.lr_annealing
         before = self.record.lr if self.record is not None else None
+        if self.step or before is None:
+            return ""
         now = schedule.learning_rate(schedule.step)
-        if self.step or before is None or now < _GOES_BACK * before:
+        if now < _GOES_BACK * before:
             return ""
         return (
             f" The learning rate goes back from {before:.3g} to {now:.3g}, as the schedule "

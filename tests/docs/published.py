@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from speechbrain_rev.catalog.counts import counted_with
-from speechbrain_rev.catalog.table import (
-    CARD_BYTES,
-    TOTAL_BATCH,
-)
+from speechbrain_rev.catalog.table import CARD_BYTES
 from speechbrain_rev.plots import PartsBar, memory_parts
 from speechbrain_rev.sizes import GB, GIB, MIB, card_text, reserve_of, reserve_text
 from tests.benchmarks.harness import markdown
 from tests.benchmarks.readme import filled
 from tests.docs.reproduced import (
     SHARED_PARTS,
+    TOTAL_BATCH,
     ReproducedCards,
     ReproducedTraining,
     reproduced_breakdowns,

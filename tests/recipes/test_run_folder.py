@@ -364,6 +364,22 @@ def test_a_finished_run_that_is_started_again_changes_nothing(again, folder, los
     assert contents(folder) == before
 
 
+def test_an_extension_says_to_what_rate_it_goes_back(
+    train, again, folder, monkeypatch, caplog
+):
+    """Two steps to 0.00014; of nine epochs the third step has more."""
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    caplog.set_level("INFO", "train")
+    monkeypatch.setattr(train.SpeakerBrain, "on_stage_start", killed)
+    with pytest.raises(KeyboardInterrupt):
+        again(number_of_epochs=9)
+    rates = r"goes back from 0\.000140 to 0\.00269, as the schedule of 9 epochs has it"
+    assert re.search(rates, caplog.text)
+
+
 def test_more_epochs_go_on_from_the_last_one_and_end_anew(
     train, again, folder, monkeypatch
 ):
@@ -379,7 +395,6 @@ def test_more_epochs_go_on_from_the_last_one_and_end_anew(
         with pytest.raises(KeyboardInterrupt):
             again(number_of_epochs=2)
     assert (folder / WEIGHTS).read_bytes() == weights
-    assert "The learning rate goes back from 0.00" in (folder / "log.txt").read_text()
     assert "is a finished run" not in again(number_of_epochs=2)
     assert (folder / WEIGHTS).read_bytes() != weights
     assert log.read_bytes().startswith(first_line)

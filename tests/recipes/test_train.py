@@ -300,6 +300,12 @@ def test_help_is_there_without_a_file_and_before_anything_is_imported(train, cap
     command = [sys.executable, train.__file__, "--help"]
     alone = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (alone.stdout, alone.stderr) == (printed, "")
+    # As by head: whoever reads has seen enough.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as one:
+        one.stdout.close()
+        assert one.stderr.read() == b"train.py: ended, for its output was closed.\n"
 
 
 def test_streams_that_overflow_end_training_and_are_named(

@@ -148,7 +148,7 @@ class TestBegun:
             (
                 {"trial_lists": ["a.txt", "b c.txt"]},
                 {},
-                r"give '--trial_lists=\[a\.txt, \"b c\.txt\"\]' again to go on\.",
+                r"give '--trial_lists=\[a\.txt, b c\.txt\]' again to go on\.",
             ),
         ],
     )

@@ -391,3 +391,27 @@ def test_training_shows_the_warning_once_in_its_first_process(tmp_path, monkeypa
     assert (written["optimizer_name"], written["steps_per_epoch"]) == ("adamw", 2)
     monkeypatch.setenv("RANK", "1")
     assert caught(arguments, call=train.compose_run) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (20, 40, 6.0)),
+        ({"number_of_epochs": 300}, (20, 40, 6.0)),
+        ({"number_of_epochs": 14}, (2, 4, 1.0)),
+        ({"number_of_epochs": 14, "warmup_epochs": 0.5}, (2, 4, 0.5)),
+        ({"number_of_epochs": 14, "arch": "df_revnet281"}, (0, 0, 1.0)),
+    ],
+)
+def test_the_schedule_of_a_short_run_scales_with_its_epochs(given, expected):
+    read = values(resolve(TRAIN, {**DATA, **given}))
+    names = ("margin_start_epoch", "margin_end_epoch", "warmup_epochs")
+    assert tuple(read[name] for name in names) == expected
+
+
+def test_a_run_that_gets_more_epochs_keeps_its_schedule():
+    recorded = {"margin_start_epoch": 2, "margin_end_epoch": 4, "warmup_epochs": 1.0}
+    command = [str(TRAIN), "--data_folder=a", "--number_of_epochs=30"]
+    read = values(compose([*command, "--warmup_epochs=3"], recorded=recorded).text)
+    assert (read["margin_start_epoch"], read["margin_end_epoch"]) == (2, 4)
+    assert read["warmup_epochs"] == 3
