@@ -265,7 +265,7 @@ class TrainingDefaults:
     average_checkpoints: int
 
     def of_epochs(self, number_of_epochs: int) -> TrainingDefaults:
-        """Scale the epochs of margin and warm-up to a training of fewer than 150.
+        """Scale the epochs of margin and warm-up to a run of fewer than 150.
 
         Examples
         --------

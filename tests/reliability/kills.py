@@ -2,8 +2,9 @@
 
 A small run of the recipe is killed with SIGKILL, most often while it trains and writes
 checkpoints, which it does after each step; then the same command is given again. After
-each kill every checkpoint must be readable and as it was written; whenever a run comes to
-its end, its weights must be those of a run that nobody killed, to the bit.
+each kill every checkpoint must be readable and as it was written, and ``run.json`` must tell
+of nothing else; whenever a run comes to its end, its weights must be those of a run that
+nobody killed, to the bit.
 """
 
 from __future__ import annotations
@@ -20,9 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from speechbrain.utils.checkpoints import Checkpoint
 from tqdm import tqdm
 
-from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
+from speechbrain_rev.inference.runs import read_record
+from speechbrain_rev.inference.trained import WEIGHTS
+from speechbrain_rev.lobes.checkpointer import (
+    WholeCheckpointer,
+    is_end_of_epoch,
+    verify_checkpoint,
+)
 from tests.corpus import write_corpus, write_noise
 from tests.recipes.runs import RECIPE, arguments, log, weights
 
@@ -154,7 +162,23 @@ def verify(folder: Path) -> tuple[int, bool]:
         for path in checkpoint.paramfiles.values():
             if path.name in ("embedding_model.ckpt", "classifier.ckpt"):
                 torch.load(path, weights_only=True)
+    _check_record(folder, whole)
     return len(whole), len(whole) < len(list(save.glob("CKPT*")))
+
+
+def _check_record(folder: Path, checkpoints: list[Checkpoint]) -> None:
+    """See that ``run.json`` tells of no epoch that is not there to go on from."""
+    record = read_record(folder)
+    if record is None:
+        return
+    ended = [one.meta for one in checkpoints if is_end_of_epoch(one)]
+    last = {meta["epoch"]: meta for meta in ended}.get(record.epochs)
+    if record.epochs and (
+        last is None or (record.lr, record.margin) != (last["lr"], last["margin"])
+    ):
+        raise NotTheSame(f"run.json of {folder} tells of epoch {record.epochs}: {last}")
+    if record.averaged and not (folder / WEIGHTS).is_file():
+        raise NotTheSame(f"run.json of {folder} tells of weights that are not there.")
 
 
 def compare(folder: Path, reference: Path) -> None:

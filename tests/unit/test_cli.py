@@ -593,7 +593,10 @@ class TestEmbed:
         assert "are hidden or no audio were passed over: 1 .txt" in text
         arguments.append(f"--out={out}")
         assert cli.main(arguments) == 2
-        assert "The other 2 are in" in capsys.readouterr().err
+        refused = capsys.readouterr().err
+        assert "\n- two.wav: " in refused
+        assert "Give --channel=mix to average them" in refused
+        assert "\nThe other 2 are in" in refused
         assert "two.wav has 2 channels" in printed(*arguments, "--bad-files=drop")
         assert "embeddings [3, 16]" in printed(*arguments, "--channel=mix")
 
