@@ -27,7 +27,7 @@ from speechbrain_rev.inference.evaluation import (
     files_of_run,
 )
 from speechbrain_rev.inference.runs import standing
-from speechbrain_rev.inference.trained import read_weights
+from speechbrain_rev.inference.trained import encoder_file
 from speechbrain_rev.processes import joined, own_device, process_rank
 
 EXAMPLES = (
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             channels=channels_of_run(options.run_folder),
         )
     run = options.run_folder
-    if process_rank() == 0 and (early := standing(run, read_weights(run))):
+    if process_rank() == 0 and (early := standing(run, encoder_file(run))):
         print(early)
     for path, archive in made.items():
         utterances, dim = archive.embeddings.shape

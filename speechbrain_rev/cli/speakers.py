@@ -330,7 +330,7 @@ def _embedder(parsed: argparse.Namespace) -> SpeakerEmbedder:
     """Load a trained encoder, and say where its training has not come to its end."""
     from speechbrain_rev.inference import SpeakerEmbedder
     from speechbrain_rev.inference.runs import standing
-    from speechbrain_rev.inference.trained import is_hub_id, read_weights
+    from speechbrain_rev.inference.trained import encoder_file, is_hub_id
 
     source = parsed.run_folder
     embedder = SpeakerEmbedder.from_hparams(
@@ -341,7 +341,7 @@ def _embedder(parsed: argparse.Namespace) -> SpeakerEmbedder:
         precision=parsed.precision,
     )
     if not is_hub_id(source):
-        early = standing(source, read_weights(source, parsed.encoder))
+        early = standing(source, encoder_file(Path(source)))
         if early:
             print(early, file=sys.stderr)
     return embedder

@@ -624,7 +624,7 @@ def score_run(
         subtract_mean=subtract_mean,
         replicates=replicates,
     )
-    early = standing(run, weights)
+    early = standing(run, weights.path)
     if report is None or not early:
         return report
     return replace(report, remarks=(early, *report.remarks))

@@ -602,7 +602,7 @@ def _missing(
 ) -> list[str]:
     """Say in words what a model will lack."""
     missing = []
-    if early := standing(source, weights):
+    if early := standing(source, weights.path):
         missing.append(f"the end of its training: {early.rstrip('.')}")
     recipe = "of runs of recipes/VoxCeleb/train.py"
     if cohort is None:

@@ -46,7 +46,7 @@ from speechbrain_rev.files import (
 from speechbrain_rev.heads import head_of
 from speechbrain_rev.hparams import OptimizerWarning, resolve
 from speechbrain_rev.hparams.document import dump
-from speechbrain_rev.inference.trained import WEIGHTS, Weights, checkpoint_place
+from speechbrain_rev.inference.trained import WEIGHTS, checkpoint_place
 from speechbrain_rev.inference.untrusted import read_own, short
 from speechbrain_rev.lobes.checkpointer import (
     WholeCheckpointer,
@@ -281,15 +281,15 @@ def record_of(folder: str | PathLike[str]) -> TrainingRecord:
     return record
 
 
-def standing(folder: str | PathLike[str], weights: Weights) -> str:
+def standing(folder: str | PathLike[str], weights: Path) -> str:
     """Say of which epoch weights are, where that is not the end of their run.
 
     Parameters
     ----------
     folder : str or path-like
         The run's ``output_folder``.
-    weights : Weights
-        As ``read_weights`` gives them.
+    weights : pathlib.Path
+        The file, as ``encoder_file`` finds it.
 
     Returns
     -------
@@ -300,8 +300,8 @@ def standing(folder: str | PathLike[str], weights: Weights) -> str:
     if record is None:
         return ""
     wanted = record.settings["number_of_epochs"]
-    if weights.path.parent != Path(folder):
-        place = weights.path.parent.relative_to(folder)
+    if weights.parent != Path(folder):
+        place = weights.parent.relative_to(folder)
         epoch, ended, step, _ = checkpoint_place(Path(folder), place)
         where = f"of epoch {epoch}" + (f" at step {step}" if not ended else "")
         return (

@@ -63,6 +63,10 @@ SAFETENSORS, WEIGHTS = "embedding_model.safetensors", "embedding_model.ckpt"
 #: The description of the encoder as JSON, written for people.
 SETTINGS = "settings.json"
 
+# Examples of what a user gives of weights that do not say it.
+_FEATURES = '{"front_end": {"kind": "speechbrain", "sample_rate": 16000}}'
+_NAMED = f'{{"name": "resnet34", {_FEATURES[1:]}'
+
 _COMMIT = re.compile("[0-9a-f]{40}")
 _URL = re.compile(
     r"(?:hf:/{1,2}|https?:/{1,2}(?:huggingface\.co|hf\.co)/)(?:models/)?"
@@ -327,8 +331,7 @@ def read_trained(
     if front_end is None:
         raise ValueError(
             f"{weights.path} does not say how the features of its encoder were made. Give "
-            'encoder={"front_end": {"kind": "speechbrain", "sample_rate": 16000}} '
-            "(--encoder), or another kind or rate."
+            f"encoder={_FEATURES} (--encoder='{_FEATURES}'), or another kind or rate."
         )
     built = built_of(weights.description)
     built.load_state_dict(weights.state_dict, strict=True)
@@ -402,8 +405,7 @@ def _described(
         if "name" not in given:
             raise ValueError(
                 "these weights do not say of which encoder they are. Give "
-                'encoder={"name": "resnet34", "front_end": {"kind": "speechbrain", '
-                '"sample_rate": 16000}} (--encoder), with what else it was built of.'
+                f"encoder={_NAMED} (--encoder='{_NAMED}'), with what else it was built of."
             )
         with torch.device("meta"):
             return build_encoder(**given).description

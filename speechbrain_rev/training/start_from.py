@@ -9,7 +9,7 @@ from typing import Any
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.heads import HEADS, head_of
 from speechbrain_rev.inference.runs import LABELS, RECORD, read_record, standing
-from speechbrain_rev.inference.trained import WEIGHTS, read_weights
+from speechbrain_rev.inference.trained import WEIGHTS
 from speechbrain_rev.lobes.checkpointer import load_finished_run
 
 
@@ -83,7 +83,7 @@ def start_from(settings: Mapping[str, Any]) -> None:
         Path(settings["save_folder"], LABELS)
     ):
         raise _other_classes(folder, "other speakers, or numbered differently")
-    early = (folder / WEIGHTS).is_file() and standing(folder, read_weights(folder))
+    early = (folder / WEIGHTS).is_file() and standing(folder, folder / WEIGHTS)
     if early:
         raise ValueError(
             f"pretrained_run: {early} Its classifier would be of another epoch. Go on with "

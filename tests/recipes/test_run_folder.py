@@ -13,7 +13,7 @@ from speechbrain_rev.data import VoxCelebFolder
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.files import LOCK, locked
 from speechbrain_rev.inference import SpeakerEmbedder, evaluation, runs
-from speechbrain_rev.inference.trained import read_weights
+from speechbrain_rev.inference.trained import encoder_file
 from speechbrain_rev.lobes.checkpointer import (
     load_finished_run,
 )
@@ -200,7 +200,7 @@ def test_a_run_that_is_extended_is_none_to_start_from_or_to_take_rates_of(
         return capsys.readouterr().err
 
     def standing():
-        return runs.standing(folder, read_weights(folder))
+        return runs.standing(folder, encoder_file(folder))
 
     assert not standing()
     assert "not finished" not in embed()

@@ -12,7 +12,7 @@ from speechbrain_rev import cli
 from speechbrain_rev.files import LOCK, locked
 from speechbrain_rev.inference import SpeakerEmbedder, export_run, read_cohort, runs
 from speechbrain_rev.inference.runs import RECORD, TrainingRecord, read_record
-from speechbrain_rev.inference.trained import read_weights
+from speechbrain_rev.inference.trained import encoder_file, read_weights
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from tests.recipes.stock import write_experiment
 from tests.run_folders import (
@@ -34,7 +34,7 @@ def load(run):
 
 
 def standing(run):
-    return runs.standing(run, read_weights(run))
+    return runs.standing(run, encoder_file(run))
 
 
 # ------------------------------------------------------------ the record
