@@ -26,9 +26,7 @@ from speechbrain_rev.inference.evaluation import (
     extract,
     files_of_run,
 )
-from speechbrain_rev.inference.runs import standing
-from speechbrain_rev.inference.trained import encoder_file
-from speechbrain_rev.processes import joined, own_device, process_rank
+from speechbrain_rev.processes import joined, own_device
 
 EXAMPLES = (
     "python recipes/VoxCeleb/extract.py results/df_revnet281/1986",
@@ -100,9 +98,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             cohort,
             channels=channels_of_run(options.run_folder),
         )
-    run = options.run_folder
-    if process_rank() == 0 and (early := standing(run, encoder_file(run))):
-        print(early)
     for path, archive in made.items():
         utterances, dim = archive.embeddings.shape
         print(f"{path}: {utterances} embeddings of {dim} dimensions")

@@ -327,21 +327,13 @@ def _pin(parsed: argparse.Namespace) -> None:
 
 
 def _embedder(parsed: argparse.Namespace) -> SpeakerEmbedder:
-    """Load a trained encoder, and say where its training has not come to its end."""
+    """Load a trained encoder."""
     from speechbrain_rev.inference import SpeakerEmbedder
-    from speechbrain_rev.inference.runs import standing
-    from speechbrain_rev.inference.trained import encoder_file, is_hub_id
 
-    source = parsed.run_folder
-    embedder = SpeakerEmbedder.from_hparams(
-        source,
+    return SpeakerEmbedder.from_hparams(
+        parsed.run_folder,
         revision=parsed.revision,
         encoder=parsed.encoder,
         device=parsed.device,
         precision=parsed.precision,
     )
-    if not is_hub_id(source):
-        early = standing(source, encoder_file(Path(source)))
-        if early:
-            print(early, file=sys.stderr)
-    return embedder

@@ -41,6 +41,7 @@ from speechbrain_rev.inference.front_ends import (
     within,
     without_padding,
 )
+from speechbrain_rev.inference.runs import warn_unfinished
 from speechbrain_rev.inference.trained import Trained, read_trained
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.inference_form import inference_form
@@ -379,6 +380,7 @@ def export_graph(source: str | PathLike[str], out: str | PathLike[str]) -> Graph
         for name in ("onnx", "onnxscript"):
             _optional(name)
     trained = read_trained(source)
+    warn_unfinished(source)
     graph = EmbeddingGraph(
         trained.encoder,
         sample_rate=trained.front_end.sample_rate,

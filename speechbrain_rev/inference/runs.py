@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import logging
 import math
 import shlex
 import shutil
@@ -46,7 +47,11 @@ from speechbrain_rev.files import (
 from speechbrain_rev.heads import head_of
 from speechbrain_rev.hparams import OptimizerWarning, resolve
 from speechbrain_rev.hparams.document import dump
-from speechbrain_rev.inference.trained import WEIGHTS, checkpoint_place
+from speechbrain_rev.inference.trained import (
+    WEIGHTS,
+    checkpoint_place,
+    encoder_file,
+)
 from speechbrain_rev.inference.untrusted import read_own, short
 from speechbrain_rev.lobes.checkpointer import (
     WholeCheckpointer,
@@ -55,7 +60,9 @@ from speechbrain_rev.lobes.checkpointer import (
     is_end_of_epoch,
     kept_epochs,
 )
-from speechbrain_rev.processes import process_count
+from speechbrain_rev.processes import process_count, process_rank
+
+logger = logging.getLogger(__name__)
 
 #: The record, and the settings that SpeechBrain's loader builds, in output_folder.
 RECORD, HYPERPARAMS = "run.json", "hyperparams.yaml"
@@ -319,6 +326,23 @@ def standing(folder: str | PathLike[str], weights: Path) -> str:
         f"{folder} is not finished: its weights are the mean of epochs up to "
         f"{max(record.averaged)} of {wanted}."
     )
+
+
+def warn_unfinished(source: str | PathLike[str]) -> None:
+    """Log a warning where the weights of a run are not those of its end.
+
+    Parameters
+    ----------
+    source : str or path-like
+        A run, or whatever else has weights.
+    """
+    folder = Path(source)
+    if (
+        not process_rank()
+        and folder.is_dir()
+        and (words := standing(folder, encoder_file(folder)))
+    ):
+        logger.warning(words)
 
 
 def begin_record(

@@ -200,7 +200,7 @@ def test_embeddings_are_of_the_files_and_kept_until_the_weights_change(
 
 
 def test_a_smaller_cohort_counts_alone_and_the_larger_one_is_kept(
-    embedded, tmp_path, capsys
+    embedded, tmp_path, capsys, caplog
 ):
     run = shutil.copytree(embedded, tmp_path / "run")
     _, whole = archives(run)
@@ -216,7 +216,7 @@ def test_a_smaller_cohort_counts_alone_and_the_larger_one_is_kept(
     assert "not finished" not in " ".join(report.remarks)
     change_record(run, averaged=())
     recipe("extract").main([str(run), "--device=cpu", "--utterances_per_speaker=1"])
-    assert f"{run} is not finished: " in capsys.readouterr().out
+    assert f"{run} is not finished: " in caplog.text
     assert f"{run} is not finished: " in score_run(run, replicates=0).remarks[0]
 
 
