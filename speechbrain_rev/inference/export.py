@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from speechbrain.dataio.encoder import CategoricalEncoder
+from speechbrain.utils.checkpoints import METAFNAME
 from torch import Tensor
 
 from speechbrain_rev.architectures import architecture
@@ -331,6 +332,10 @@ def list_names(
     return short
 
 
+def _in_checkpoint(path: Path) -> bool:
+    return bool((path.parent / METAFNAME).exists())
+
+
 def _trained(facts: CardFacts) -> str:
     """Tell how the encoder was trained: the data, and what the run records of itself."""
     record = facts.record
@@ -349,9 +354,12 @@ def _trained(facts: CardFacts) -> str:
         name if used[name] else f"no {name}" for name in ("noise", "reverberation")
     ]
     averaged = ", ".join(map(str, record.averaged))
+    weights = "of the newest checkpoint"
+    if not _in_checkpoint(facts.weights.path):
+        weights = f"mean of epochs {averaged}" if averaged else "of an earlier end"
     rows: dict[str, object] = {
         "epochs": f"{record.epochs} of {settings['number_of_epochs']}",
-        "weights": f"mean of epochs {averaged}" if averaged else "of a checkpoint",
+        "weights": weights,
         "learning rate at the end": record.lr,
         "margin at the end": record.margin,
         "augmentation": "; ".join(augmentation),
@@ -603,7 +611,9 @@ def _missing(
     """Say in words what a model will lack."""
     missing = []
     if early := standing(source, weights.path):
-        missing.append(f"the end of its training: {early.rstrip('.')}")
+        # The card names no folder of the machine that it is made on.
+        words = early.removeprefix(f"{source} is not finished: ").rstrip(".")
+        missing.append(f"the end of its training: {words}")
     recipe = "of runs of recipes/VoxCeleb/train.py"
     if cohort is None:
         missing.append(

@@ -250,21 +250,25 @@ def test_the_card_names_the_epochs_that_were_averaged(run, tmp_path):
 
 
 def test_an_extension_that_was_interrupted_is_named_wherever_weights_are_used(
-    run, tmp_path, capsys
+    run, tmp_path, caplog
 ):
     record = change_record(run, {"number_of_epochs": 9})
     begin_epochs(run, record)
     words = "being extended to 9 epochs, 2 are done, and its weights are those of its e"
     (early, *_) = export_run(run, tmp_path / "out")
     assert early.startswith("the end of its training")
-    for said in (early, (tmp_path / "out" / CARD).read_text()):
+    card = (tmp_path / "out" / CARD).read_text()
+    for said in (early, card):
         assert words in said
+    assert "| weights | of an earlier end |" in card
+    assert str(tmp_path) not in card
     audio = [
         str(write_audio(tmp_path / n, speech_like(0.5))) for n in ("a.wav", "b.wav")
     ]
     for command in (["embed", str(run), audio[0]], ["verify", str(run), *audio]):
+        caplog.clear()
         assert cli.main([*command, "--device=cpu"]) == 0
-        assert words in capsys.readouterr().err
+        assert words in caplog.text
 
 
 def test_the_card_names_trial_lists_without_their_folders(scored_run, tmp_path):
