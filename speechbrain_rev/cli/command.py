@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -14,14 +13,12 @@ from pathlib import Path
 
 from speechbrain_rev import __version__
 from speechbrain_rev.cli import corpora, encoders, exports, plans, speakers
-from speechbrain_rev.cli.options import READS
+from speechbrain_rev.cli.options import READS, on_terminal
 from speechbrain_rev.cli.spelling import ArgumentParser
 from speechbrain_rev.files import is_of_disk
 
 # Advice where memory ran out; commands that run tensors name their own options.
 _LESS_MEMORY = "End what else uses it, and try again."
-# An argument of Python before the option that it is on the command line.
-_ARGUMENT = re.compile(r"\w+=[^()]*? \((--[^()]+)\)")
 # As shells have it of Ctrl-C, and of who writes where nobody reads.
 _INTERRUPTED = 130
 _CLOSED = 141
@@ -88,27 +85,8 @@ def _words(error: Exception) -> str:
 
 def _failed(words: str) -> int:
     """Print what is wrong; give the exit status."""
-    print(f"speechbrain-rev: {_on_terminal(words)}", file=sys.stderr)
+    print(f"speechbrain-rev: {on_terminal(words)}", file=sys.stderr)
     return 2
-
-
-def _on_terminal(words: str) -> str:
-    r"""Lay out an error in one line, or in its own lines where it lists something.
-
-    Where a sentence has an argument of Python and then, in brackets, an option, it is the
-    option that counts here.
-
-    Examples
-    --------
-    >>> print(_on_terminal('2 files:\n- a.wav: 2 channels.\n- b.wav: gone\nGive channels="mean" (--channel=mix).'))
-    2 files:
-    - a.wav: 2 channels.
-    - b.wav: gone
-    Give --channel=mix.
-    """
-    words = _ARGUMENT.sub(r"\1", words).strip()
-    rows = words.splitlines() if "\n- " in words else [words]
-    return "\n".join(" ".join(row.split()) for row in rows)
 
 
 def _end_output() -> None:
@@ -153,7 +131,7 @@ def run_script(script: Callable[[], object]) -> None:
         ours = any(raised_in.resolve().is_relative_to(folder) for folder in own)
         if not is_of_disk(error) and (not ours or not str(error)):
             raise
-        sys.exit(f"{Path(sys.argv[0]).name}: {_on_terminal(_words(error))}")
+        sys.exit(f"{Path(sys.argv[0]).name}: {on_terminal(_words(error))}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,29 @@ CARD_HELP = (
 
 # Columns of a file or a pipe.
 _WIDTH = 100
+
+
+# An argument of Python before the option that it is on the command line.
+_ARGUMENT = re.compile(r"\w+=[^()]*? \((--[^()]+)\)")
+
+
+def on_terminal(words: str) -> str:
+    r"""Lay out an error in one line, or in its own lines where it lists something.
+
+    Where a sentence has an argument of Python and then, in brackets, an option, it is the
+    option that counts here.
+
+    Examples
+    --------
+    >>> print(on_terminal('2 files:\n- a.wav: 2 channels.\n- b.wav: gone\nGive channels="mean" (--channel=mix).'))
+    2 files:
+    - a.wav: 2 channels.
+    - b.wav: gone
+    Give --channel=mix.
+    """
+    words = _ARGUMENT.sub(r"\1", words).strip()
+    rows = words.splitlines() if "\n- " in words else [words]
+    return "\n".join(" ".join(row.split()) for row in rows)
 
 
 def count(text: str) -> int:

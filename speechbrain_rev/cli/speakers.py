@@ -9,7 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from speechbrain_rev.cli.options import COMPUTES, OUTPUT, READS, add_encoder
+from speechbrain_rev.cli.options import (
+    COMPUTES,
+    OUTPUT,
+    READS,
+    add_encoder,
+    on_terminal,
+)
 
 if TYPE_CHECKING:
     from speechbrain_rev.inference import SpeakerEmbedder
@@ -287,7 +293,7 @@ def _verify(parsed: argparse.Namespace) -> None:
         f"{verdict.score:.4f}  {unit[verdict.normalisation]}; higher means more alike"
     )
     if verdict.threshold is None:
-        print(verdict.origin)
+        print(on_terminal(verdict.origin))
         return
     answer = "the same speaker" if verdict.same_speaker else "different speakers"
     print(f"{answer}, by the threshold {verdict.threshold:.4f}: {verdict.origin}")

@@ -29,9 +29,7 @@ from speechbrain_rev.heads import HEAD_OF, HEADS, HeadRow
 from speechbrain_rev.inference.runs import (
     HYPERPARAMS,
     TrainingRecord,
-    new_folder,
     read_record,
-    saved_bytes,
     standing,
 )
 from speechbrain_rev.inference.thresholds import (
@@ -49,9 +47,11 @@ from speechbrain_rev.inference.trained import (
     WEIGHTS,
     Weights,
     built_of,
+    new_folder,
     newest_checkpoint,
     read_trained,
     read_weights,
+    saved_bytes,
     write_weights,
 )
 from speechbrain_rev.inference.untrusted import own_file, read_tensors

@@ -9,7 +9,6 @@ may come from somebody else: it is data of known names and types, or refused.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import logging
 import math
@@ -24,7 +23,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
 import yaml
 from speechbrain.utils.distributed import if_main_process, run_on_main
 
@@ -42,7 +40,6 @@ from speechbrain_rev.files import (
     refusing,
     write_sums,
     write_whole,
-    writing_alone,
 )
 from speechbrain_rev.heads import head_of
 from speechbrain_rev.hparams import OptimizerWarning, resolve
@@ -51,6 +48,7 @@ from speechbrain_rev.inference.trained import (
     WEIGHTS,
     checkpoint_place,
     encoder_file,
+    saved_bytes,
 )
 from speechbrain_rev.inference.untrusted import read_own, short
 from speechbrain_rev.lobes.checkpointer import (
@@ -381,33 +379,6 @@ def begin_record(
         device=device,
         versions={package: metadata.version(package) for package in _PACKAGES},
     )
-
-
-@contextmanager
-def new_folder(folder: str | PathLike[str]) -> Iterator[Path]:
-    """Lock a folder that is to be written; folders above are made.
-
-    Raises
-    ------
-    ValueError
-        If it is there and not empty, or another process writes it.
-    """
-    # "." and ".." have no name that one beside them could begin with.
-    folder = Path(folder).resolve()
-    with writing_alone(folder):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(
-                f"{folder} is there already and not empty: nothing is overwritten. Give "
-                "another folder, or remove it."
-            )
-        yield folder
-
-
-def saved_bytes(state_dict: Mapping[str, torch.Tensor]) -> bytes:
-    """Give what ``torch.save`` writes of a state dict."""
-    content = io.BytesIO()
-    torch.save(dict(state_dict), content)
-    return content.getvalue()
 
 
 @contextmanager

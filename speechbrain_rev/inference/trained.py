@@ -8,6 +8,7 @@ gives the description.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ import torch
 from speechbrain.utils.checkpoints import METAFNAME
 from torch import Tensor
 
-from speechbrain_rev.files import SUMS, check_sum, write_whole
+from speechbrain_rev.files import SUMS, check_sum, write_whole, writing_alone
 from speechbrain_rev.inference.archive import fingerprint_of
 from speechbrain_rev.inference.front_ends import WaveformEncoder
 from speechbrain_rev.inference.thresholds import (
@@ -448,6 +449,33 @@ def write_weights(
     write_whole(folder / SAFETENSORS, safetensors.torch.save(tensors))
     settings = json.dumps(dataclasses.asdict(description), indent=1)
     write_whole(folder / SETTINGS, settings + "\n")
+
+
+@contextmanager
+def new_folder(folder: str | PathLike[str]) -> Iterator[Path]:
+    """Lock a folder that is to be written; folders above are made.
+
+    Raises
+    ------
+    ValueError
+        If it is there and not empty, or another process writes it.
+    """
+    # "." and ".." have no name that one beside them could begin with.
+    folder = Path(folder).resolve()
+    with writing_alone(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(
+                f"{folder} is there already and not empty: nothing is overwritten. Give "
+                "another folder, or remove it."
+            )
+        yield folder
+
+
+def saved_bytes(state_dict: Mapping[str, torch.Tensor]) -> bytes:
+    """Give what ``torch.save`` writes of a state dict."""
+    content = io.BytesIO()
+    torch.save(dict(state_dict), content)
+    return content.getvalue()
 
 
 def encoder_file(source: Path) -> Path:

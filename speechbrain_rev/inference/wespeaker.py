@@ -27,11 +27,12 @@ from speechbrain_rev.files import (
     write_sums,
     write_whole,
 )
-from speechbrain_rev.inference.runs import new_folder, saved_bytes
 from speechbrain_rev.inference.trained import (
     SAFETENSORS,
     SETTINGS,
+    new_folder,
     read_weights,
+    saved_bytes,
     write_weights,
 )
 from speechbrain_rev.inference.untrusted import (

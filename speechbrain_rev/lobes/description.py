@@ -161,13 +161,16 @@ class EncoderDescription:
         if DESCRIPTION not in state_dict:
             return None
         try:
-            fields = dict(parse_json(_text(state_dict[DESCRIPTION])))
+            read = parse_json(_text(state_dict[DESCRIPTION]))
+            if not isinstance(read, dict):
+                raise ValueError("it has no names")
+            fields = dict(read)
             for name in ("widths", "blocks"):
                 if not isinstance(fields.get(name), list):
                     raise ValueError(f"{name} is {fields.get(name)!r}, and no list")
                 fields[name] = tuple(fields[name])
-            if fields.get("front_end") is not None:
-                fields["front_end"] = made_of(FrontEnd, dict(fields["front_end"]))
+            if isinstance(fields.get("front_end"), dict):
+                fields["front_end"] = made_of(FrontEnd, fields["front_end"])
             return made_of(cls, fields)
         except (
             ValueError,

@@ -630,7 +630,8 @@ class TestEmbed:
         assert printed("embed", path, "a.wav", "--device=cpu") == expected
         torch.save(weights_in(state), path)
         embed = ["embed", path, "a.wav", "--device=cpu"]
-        assert "do not say of which encoder they are. Give enc" in refuse(embed, capsys)
+        words = "do not say of which encoder they are. Give --encoder='{"
+        assert words in refuse(embed, capsys)
         front_end = {"kind": "speechbrain", "sample_rate": 16000}
         sizes = {"widths": TINY["widths"], "blocks": TINY["blocks"]}
         given = {"name": TINY["arch"], **sizes, "embedding_dim": 16}
@@ -652,7 +653,7 @@ def with_thresholds(folder, *names):
     """A run that was scored, whose lists have a threshold each."""
     write_run(folder)
     row = {"method": "cosine", "targets": 3, "impostors": 4, "eer": 0.25}
-    row["thresholds"] = {"EER": 0.4}
+    row |= {"thresholds": {"EER": 0.4}, "enrolled": [1, 1]}
     report = {"model": read_weights(folder).fingerprint, "subtract_mean": False}
     report["cohort"] = {"speakers": 3, "top_n": 2}
     report["results"] = [row | {"trials": name} for name in names]
@@ -667,8 +668,8 @@ class TestVerify:
         text = printed(*VERIFY.split())
         verdict = SpeakerEmbedder.from_run("run", device="cpu").verify("a.wav", "b.wav")
         assert float(text.split()[0]) == round(verdict.score, 4)
-        assert verdict.origin in text
-        assert "Give threshold=SCORE (--threshold=SCORE)" in text
+        assert verdict.origin.partition(" Give ")[0] in text
+        assert "Give --threshold=SCORE, chosen" in text
         for score, words in (
             ("-1", "the same speaker, by the threshold -1.0000: given by the caller"),
             ("1.0", "different speakers"),
@@ -678,7 +679,9 @@ class TestVerify:
     def test_a_list_is_named_as_it_is_advised_or_by_a_number(self, tmp_path, printed):
         run = with_thresholds(tmp_path / "run", "2019", "my other")
         arguments = ["verify", run, "a.wav", "b.wav", "--device=cpu"]
-        advised = re.search(r"\(--threshold=NAME\), one of (.*)\.", printed(*arguments))
+        advised = re.search(
+            r"Give --threshold=NAME, one of (.*)\.", printed(*arguments)
+        )
         assert ast.literal_eval(advised[1]) == ("2019", "my other")
         for name, words in (
             ("2019", "threshold 0.4000: EER of the list 2019"),

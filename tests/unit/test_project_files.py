@@ -107,7 +107,7 @@ class TestIssueForms:
         files = [*FORMS.glob("*.yml"), ROOT / "SECURITY.md"]
         text = " ".join(file.read_text() for file in files)
         named = set(re.findall(r"`speechbrain-rev (\w+)", text))
-        assert {"env", "resolve", "export", "convert"} <= named
+        assert {"env", "resolve"} <= named
         for command in named:
             with pytest.raises(SystemExit) as ended:
                 main([command, "--help"])
