@@ -611,7 +611,7 @@ def _missing(
     """Say in words what a model will lack."""
     missing = []
     if early := standing(source, weights.path):
-        # The card names no folder of the machine that it is made on.
+        # README.md names no folder of the machine that it is made on.
         words = early.removeprefix(f"{source} is not finished: ").rstrip(".")
         missing.append(f"the end of its training: {words}")
     recipe = "of runs of recipes/VoxCeleb/train.py"

@@ -64,7 +64,7 @@ SAFETENSORS, WEIGHTS = "embedding_model.safetensors", "embedding_model.ckpt"
 #: The description of the encoder as JSON, written for people.
 SETTINGS = "settings.json"
 
-# Examples of what a user gives of weights that do not say it.
+# Examples of the description that a user gives of weights without one.
 _FEATURES = '{"front_end": {"kind": "speechbrain", "sample_rate": 16000}}'
 _NAMED = f'{{"name": "resnet34", {_FEATURES[1:]}'
 
