@@ -154,10 +154,7 @@ def _part_of(path: str | Path, advice: str) -> Iterator[Path]:
     """Name a part beside a file or folder, and rename it to that at the end."""
     path = Path(path).resolve()  # a link stays a link
     with naming_full_disk(path, f"Free some space there. {advice}"):
-        # A killed process left these.
-        leftovers = f".{glob.escape(path.name)}.{'?' * 8}.part"
-        for leftover in path.parent.glob(leftovers):
-            _delete(leftover)
+        delete_leftovers(path)
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
             yield part
@@ -171,6 +168,24 @@ def _part_of(path: str | Path, advice: str) -> Iterator[Path]:
         except BaseException:
             _delete(part)
             raise
+
+
+def delete_leftovers(path: str | Path) -> None:
+    """Delete what killed processes left of a file or folder that is written whole.
+
+    Writing it does so too.
+
+    Examples
+    --------
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / ".plan.json.abcdefgh.part").touch()
+    >>> delete_leftovers(folder / "plan.json")
+    >>> list(folder.iterdir())
+    []
+    """
+    path = Path(path)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}.part"):
+        _delete(leftover)
 
 
 def _delete(part: Path) -> None:

@@ -21,7 +21,7 @@ from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.data.corpus import AUDIO_SUFFIXES, files_below, is_hidden
 from speechbrain_rev.data.packed import find_packed
 from speechbrain_rev.data.segments import file_of
-from speechbrain_rev.files import check_file, writing_alone
+from speechbrain_rev.files import check_file, delete_leftovers, writing_alone
 from speechbrain_rev.inference.archive import (
     EmbeddingArchive,
     check_format,
@@ -98,6 +98,7 @@ def embed_into(
     path = Path(path)
     _check_work(path, embedder, files)
     with writing_alone(path):
+        delete_leftovers(path)
         parts = [part for part in _parts(path) if _is_own(part, embedder.fingerprint)]
         wanted = {n: _source(file, channels, window) for n, file in files.items()}
         rows: _Rows = {}

@@ -125,11 +125,11 @@ def test_what_is_refused_at_recovery_leaves_settings_and_plan(again, folder):
         again(optimizer_bits=32, **other)
     assert (settings.read_bytes(), plan.read_bytes()) == (before, planned)
     assert "finished run" in again(number_of_epochs=2, memory_budget="1GB")
-    (folder / ".settings.abcdefgh.part").mkdir()
+    (folder / ".settings.part").mkdir()
     again(**other)
-    assert 'memory_budget: "2GB"' in settings.read_text()
+    assert "memory_budget: 2GB" in settings.read_text()
     assert Plan.load(plan).about["memory_budget"] == "2GB"
-    assert not list(folder.glob(".settings.*"))
+    assert not list(folder.glob(".settings*"))
     planned = plan.read_bytes()
     again(memory_budget="2GB", number_of_epochs=4)
     # Another plan has other measured times.
@@ -340,7 +340,7 @@ def test_accumulated_batches_count_as_the_larger_batch_that_they_are(again, fold
     assert "accumulation" not in printed
     printed = again(number_of_epochs=4, **rates)
     assert "; grad_accumulation_factor: was 2, is 1. The learning rate" in printed
-    assert "give --lr=0.1 --final_lr=5.0e-05.\n" in printed
+    assert "give --lr=0.1 --final_lr=5e-05.\n" in printed
 
 
 @pytest.mark.parametrize("lost", ["nothing", "checkpoints"])
