@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from speechbrain_rev.cli.options import OUTPUT, READS
+
+# Endings of weights and programs: nobody means a folder by such a name.
+_FILE_ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors")
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -73,6 +77,12 @@ def _export(parsed: argparse.Namespace) -> None:
             )
         _export_graph(parsed)
         return
+    stem, ending = os.path.splitext(parsed.out)
+    if ending.lower() in _FILE_ENDINGS:
+        raise ValueError(
+            f"{parsed.out} would be a folder, and {ending} is an ending of files. For a "
+            f"graph give {stem}.pt2 or {stem}.onnx, for a folder {stem}."
+        )
     missing = export_run(
         parsed.run_folder, parsed.out, labels=parsed.labels, speeds=parsed.speeds
     )

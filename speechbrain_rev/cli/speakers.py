@@ -248,6 +248,12 @@ def _print_rows(
 
 
 def _speaker_file(folder: str, name: str) -> Path:
+    # A name with a slash, "../ann" for one, would be written outside of the folder.
+    if name.startswith(".") or set(name) & set("/\\"):
+        raise ValueError(
+            f"NAME is the name of a file in --speakers and takes no slash and no dot at "
+            f"its beginning, not {name!r}."
+        )
     return Path(folder, f"{name}.safetensors")
 
 
