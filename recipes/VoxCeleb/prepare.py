@@ -33,11 +33,11 @@ from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 
+from speechbrain_rev.audio.reading import MIX
 from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.packing import pack
 from speechbrain_rev.data.preparation import prepare
-from speechbrain_rev.data.reading import MIX
 from speechbrain_rev.files import check_writable
 from speechbrain_rev.hparams import compose, plain_settings
 from speechbrain_rev.inference.runs import owned

@@ -1,6 +1,14 @@
 """Training speech: corpora, their preparation, reading by frame range, augmentation."""
 
 from speechbrain_rev import torchaudio_pair  # noqa: F401, imported before torchaudio
+from speechbrain_rev.audio.reading import (
+    AudioInfo,
+    audio_info,
+    read_audio,
+    read_blocks,
+    read_first_channel,
+)
+from speechbrain_rev.audio.segments import audio_exists
 
 from .augmentation import SpeakerAugment, add_noise, reverberate
 from .corpora import CORPORA, open_corpus
@@ -19,16 +27,8 @@ from .dataset import (
 )
 from .formats import FORMATS, Row
 from .manifest import Manifest, Utterance, read_manifest, write_manifest
-from .reading import (
-    AudioInfo,
-    audio_info,
-    read_audio,
-    read_blocks,
-    read_first_channel,
-)
 from .sampling import EpochBatchSampler
 from .seeding import GlobalRandomState, generator
-from .segments import audio_exists
 
 __all__ = [
     "CORPORA",

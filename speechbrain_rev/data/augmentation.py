@@ -21,12 +21,12 @@ from speechbrain.utils.checkpoints import (
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.functional import fftconvolve, resample
 
+from speechbrain_rev.audio.packed import find_packed
+from speechbrain_rev.audio.reading import audio_info, read_audio, read_first_channel
 from speechbrain_rev.processes import process_rank
 
 from .corpora import noise_files
 from .dataset import repeat_to
-from .packed import find_packed
-from .reading import audio_info, read_audio, read_first_channel
 from .seeding import generator, read_step, write_step
 
 logger = logging.getLogger(__name__)

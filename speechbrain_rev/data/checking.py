@@ -12,6 +12,16 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
+from speechbrain_rev.audio.lengths import open_bytes
+from speechbrain_rev.audio.packed import SAMPLE_BYTES, find_packed
+from speechbrain_rev.audio.reading import (
+    MIX,
+    AudioInfo,
+    audio_info,
+    check_channel,
+    read_audio,
+)
+from speechbrain_rev.audio.segments import bytes_of, find_segment
 from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.files import write_whole
 from speechbrain_rev.lists import is_listable, printable
@@ -23,12 +33,8 @@ from .corpus import (
     OutsideError,
     read_ahead,
 )
-from .lengths import open_bytes
 from .listing import DataSettings
 from .manifest import Cause, LeftOut, Utterance
-from .packed import SAMPLE_BYTES, find_packed
-from .reading import MIX, AudioInfo, audio_info, check_channel, read_audio
-from .segments import bytes_of, find_segment
 
 #: An utterance of which no sample is above this is silent: 6 steps of a 16-bit sample.
 SILENCE = 2e-4

@@ -14,6 +14,8 @@ from itertools import permutations
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, TypeAlias
 
+from speechbrain_rev.audio.packed import SUFFIX, find_packed
+from speechbrain_rev.audio.segments import audio_exists
 from speechbrain_rev.lists import is_listable
 
 from .corpus import (
@@ -29,8 +31,6 @@ from .corpus import (
     read_ahead,
 )
 from .formats import CHANNELS, FORMATS, Row
-from .packed import SUFFIX, find_packed
-from .segments import audio_exists
 
 #: A folder or list, or several.
 Folders: TypeAlias = str | Path | Sequence[str | Path]

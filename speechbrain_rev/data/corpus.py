@@ -28,11 +28,11 @@ from pathlib import Path, PurePosixPath
 from threading import Event
 from typing import ClassVar, Protocol, TypeVar
 
+from speechbrain_rev.audio.packed import find_packed
+from speechbrain_rev.audio.segments import audio_exists, bytes_of
 from speechbrain_rev.lists import read_lines
 
 from .manifest import Cause
-from .packed import find_packed
-from .segments import audio_exists, bytes_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from speechbrain_rev.audio.reading import read_audio
 from speechbrain_rev.devices import usable_cpus
 from speechbrain_rev.processes import process_count, process_rank
 from speechbrain_rev.scoring import Trials
@@ -21,7 +22,6 @@ from .corpus import Corpus
 from .labels import read_labels
 from .manifest import Manifest, Utterance, read_manifest
 from .preparation import LABELS, TRAIN
-from .reading import read_audio
 from .sampling import EpochBatchSampler
 from .seeding import draw_below
 

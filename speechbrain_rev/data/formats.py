@@ -17,14 +17,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
 
+from speechbrain_rev.audio.reading import AudioInfo, audio_info
+from speechbrain_rev.audio.segments import Segment
+from speechbrain_rev.audio.shards import SUFFIX, Member, indexed
 from speechbrain_rev.files import parse_json, refusing
 from speechbrain_rev.lists import each_line, read_lines
 
 from .corpus import AUDIO_SUFFIXES, OTHER_SUFFIXES
 from .manifest import RESERVED
-from .reading import AudioInfo, audio_info
-from .segments import Segment
-from .shards import SUFFIX, Member, indexed
 
 Item = TypeVar("Item")
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from speechbrain_rev.audio.segments import find_segment
 from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.files import digest_of
 from speechbrain_rev.lists import (
@@ -34,7 +35,6 @@ from .corpora import find_files, list_files, open_corpus
 from .corpus import Corpus, VoxCelebFolder, located
 from .manifest import Cause, LeftOut
 from .seeding import generator
-from .segments import find_segment
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,19 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from speechbrain_rev.audio.columns import (
+    GrowingTexts,
+    Rows,
+    TextColumn,
+    map_columns,
+    save_columns,
+)
 from speechbrain_rev.files import (
     check_sum,
     digest_of,
     opened_whole,
 )
 from speechbrain_rev.lists import read_lines
-
-from .columns import GrowingTexts, Rows, TextColumn, map_columns, save_columns
 
 logger = logging.getLogger(__name__)
 

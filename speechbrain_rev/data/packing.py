@@ -16,6 +16,18 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from speechbrain_rev.audio.columns import TextColumn, save_columns
+from speechbrain_rev.audio.packed import (
+    INDEX,
+    JOURNAL,
+    SAMPLE_BYTES,
+    SAMPLES,
+    SUFFIX,
+    VERSION,
+    digest_of_names,
+    forget,
+    key_of,
+)
 from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.files import (
     LOCK,
@@ -27,7 +39,6 @@ from speechbrain_rev.files import (
 from speechbrain_rev.processes import interrupted_while
 
 from .checking import read_checked, report_problems
-from .columns import TextColumn, save_columns
 from .corpora import refuse_lists
 from .corpus import (
     AUDIO_SUFFIXES,
@@ -38,17 +49,6 @@ from .corpus import (
     read_ahead,
 )
 from .manifest import LeftOut
-from .packed import (
-    INDEX,
-    JOURNAL,
-    SAMPLE_BYTES,
-    SAMPLES,
-    SUFFIX,
-    VERSION,
-    digest_of_names,
-    forget,
-    key_of,
-)
 
 BAD_FILES = "bad_files.txt"
 # Whole files that wait decoded; some of noise have hours.

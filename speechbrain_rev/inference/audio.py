@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from speechbrain_rev.audio.resampling import rate_ratio, resample
 from speechbrain_rev.data import audio_info, read_blocks
-from speechbrain_rev.data.resampling import rate_ratio, resample
 
 #: What to do with several channels: average them, take the one of this number, or
 #: refuse them.

@@ -17,10 +17,10 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from speechbrain_rev.audio.packed import find_packed
+from speechbrain_rev.audio.segments import file_of
 from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.data.corpus import AUDIO_SUFFIXES, files_below, is_hidden
-from speechbrain_rev.data.packed import find_packed
-from speechbrain_rev.data.segments import file_of
 from speechbrain_rev.files import check_file, delete_leftovers, writing_alone
 from speechbrain_rev.inference.archive import (
     EmbeddingArchive,

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from speechbrain_rev.audio.resampling import rate_ratio, resample_blocks
 from speechbrain_rev.bars import progress_bar
-from speechbrain_rev.data.resampling import rate_ratio, resample_blocks
 from speechbrain_rev.inference.audio import (
     MAXIMUM_SECONDS,
     MINIMUM_SECONDS,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from speechbrain_rev.data.packed import INDEX, JOURNAL, SAMPLES
+from speechbrain_rev.audio.packed import INDEX, JOURNAL, SAMPLES
 from speechbrain_rev.data.packing import Packing
 from speechbrain_rev.files import (
     LOCK,

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from speechbrain_rev.audio.columns import TextColumn, save_columns
 from speechbrain_rev.data import Manifest, Utterance, read_manifest, write_manifest
 from speechbrain_rev.data import manifest as manifest_module
-from speechbrain_rev.data.columns import TextColumn, save_columns
 
 ROWS = [
     Utterance("id1/a/1", "wav/id1/a/1.wav", 16000, "id1"),

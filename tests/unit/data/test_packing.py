@@ -11,13 +11,13 @@ import pytest
 import soundfile
 import torch
 
+from speechbrain_rev.audio.columns import map_columns
+from speechbrain_rev.audio.packed import INDEX, JOURNAL, SAMPLES
 from speechbrain_rev.data import (
     audio_exists,
     audio_files,
     read_audio,
 )
-from speechbrain_rev.data.columns import map_columns
-from speechbrain_rev.data.packed import INDEX, JOURNAL, SAMPLES
 from speechbrain_rev.data.packing import Packing, pack
 from tests.corpus import write_corpus
 
@@ -186,8 +186,8 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
 def test_names_in_any_order_and_with_one_key_are_told_apart(
     corpus, tmp_path, monkeypatch
 ):
-    for module in ("packed", "packing"):
-        key = f"speechbrain_rev.data.{module}.key_of"
+    for module in ("audio.packed", "data.packing"):
+        key = f"speechbrain_rev.{module}.key_of"
         monkeypatch.setattr(key, lambda name: np.int64(7))
     one = tmp_path / "one.packed"
     with Packing(one, source="corpus", sample_rate=RATE) as packing:

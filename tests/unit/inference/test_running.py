@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.data.resampling import resample
+from speechbrain_rev.audio.resampling import resample
 from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder, audio, running
 from speechbrain_rev.inference.running import (
     RepeatedShapes,

@@ -9,6 +9,8 @@ import pytest
 import soundfile
 import torch
 
+from speechbrain_rev.audio.segments import Segment, file_of, find_segment
+from speechbrain_rev.audio.shards import find_tar, members
 from speechbrain_rev.data import (
     audio_exists,
     audio_info,
@@ -16,8 +18,6 @@ from speechbrain_rev.data import (
     read_blocks,
     read_first_channel,
 )
-from speechbrain_rev.data.segments import Segment, file_of, find_segment
-from speechbrain_rev.data.shards import find_tar, members
 from tests.unit.data.test_formats import write_tar
 
 LONG = "a" * 120 + "/" + "b" * 90 + "ü"

@@ -5,6 +5,7 @@ import pytest
 import soundfile
 import torch
 
+from speechbrain_rev.audio.segments import Segment, find_segment
 from speechbrain_rev.data import (
     audio_exists,
     audio_info,
@@ -12,7 +13,6 @@ from speechbrain_rev.data import (
     read_blocks,
     read_first_channel,
 )
-from speechbrain_rev.data.segments import Segment, find_segment
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchaudio.functional import resample as by_torchaudio
 
-from speechbrain_rev.data.resampling import (
+from speechbrain_rev.audio.resampling import (
     rate_ratio,
     resample,
     resample_blocks,

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from speechbrain_rev.audio.columns import TextColumn, map_columns, save_columns
+from speechbrain_rev.audio.packed import INDEX, SAMPLES, PackedAudio, find_packed
 from speechbrain_rev.data import (
     ChunkDataset,
     SpeakerAugment,
@@ -17,8 +19,6 @@ from speechbrain_rev.data import (
     audio_info,
     read_audio,
 )
-from speechbrain_rev.data.columns import TextColumn, map_columns, save_columns
-from speechbrain_rev.data.packed import INDEX, SAMPLES, PackedAudio, find_packed
 from speechbrain_rev.data.packing import pack
 from speechbrain_rev.inference.extraction import _source
 from tests.corpus import write_noise, write_rirs

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from speechbrain_rev.data.columns import TextColumn, map_columns, save_columns
+from speechbrain_rev.audio.columns import TextColumn, map_columns, save_columns
 
 
 def test_texts_are_found_among_sorted_ones():
