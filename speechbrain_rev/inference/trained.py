@@ -394,7 +394,9 @@ def read_weights(
         raise ValueError(f"{path}: {error}") from error
     check_weights(tensors, expected, path)
     state_dict = {name: value.clone() for name, value in tensors.items()}
-    return Weights(path, fingerprint_of(state_dict), description, state_dict)
+    return Weights(
+        path, fingerprint_of(state_dict, description), description, state_dict
+    )
 
 
 def _described(

@@ -80,7 +80,21 @@ def test_a_description_goes_through_safetensors_and_through_files(tmp_path):
     for path in tmp_path.iterdir():
         weights = read_weights(path)
         assert weights.description == encoder.description
-        assert weights.fingerprint == fingerprint_of(encoder.state_dict())
+        assert weights.fingerprint == fingerprint_of(
+            encoder.state_dict(), encoder.description
+        )
+
+
+def test_equal_weights_behind_other_features_or_pooling_are_another_model(tmp_path):
+    encoder = tiny_encoder()
+    torch.save(weights_in(encoder.state_dict()), tmp_path / "weights.ckpt")
+    built = dataclasses.asdict(encoder.description)
+    front_ends = [{"kind": k, "sample_rate": 16000} for k in ("speechbrain", "kaldi")]
+    front_ends.append({"kind": "kaldi", "sample_rate": 8000})
+    given = [{**built, "front_end": front_end} for front_end in front_ends]
+    given.append({**given[0], "pooling_variance": "unbiased"})
+    weights = [read_weights(tmp_path / "weights.ckpt", one) for one in given]
+    assert len({one.fingerprint for one in weights}) == 4
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 20])
