@@ -349,10 +349,11 @@ def _trained(facts: CardFacts) -> str:
         of = f"the list {PurePath(settings['train_list']).name}"
     tested = [PurePath(path).name for path in settings["trial_lists"]]
     used = record.augmentation
-    augmentation = [f"speeds {', '.join(map(str, used['speeds']))}"]
-    augmentation += [
-        name if used[name] else f"no {name}" for name in ("noise", "reverberation")
-    ]
+    augmentation = (
+        f"speeds {', '.join(map(str, used.speeds))}",
+        "noise" if used.noise else "no noise",
+        "reverberation" if used.reverberation else "no reverberation",
+    )
     averaged = ", ".join(map(str, record.averaged))
     weights = "of the newest checkpoint"
     if not _in_checkpoint(facts.weights.path):
@@ -369,9 +370,9 @@ def _trained(facts: CardFacts) -> str:
     rows |= {name: settings[name] for name in DESCRIBED if name in settings}
     shown = ("null" if value is None else value for value in rows.values())
     return (
-        f"{data['utterances']:,} utterances of {data['speakers']:,} speakers, of "
-        f"{' and '.join(folders)}: {of}. {data['held_out_speakers']:,} more speakers were "
-        f"held out for validation; {data['left_out']:,} utterances were left out, whose "
+        f"{data.utterances:,} utterances of {data.speakers:,} speakers, of "
+        f"{' and '.join(folders)}: {of}. {data.held_out_speakers:,} more speakers were "
+        f"held out for validation; {data.left_out:,} utterances were left out, whose "
         f"speakers are in these trial lists: {', '.join(tested) or 'none'}.\n\n"
         "| what | value |\n|---|---|\n"
         + "\n".join(

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import yaml
 from speechbrain.utils.distributed import if_main_process, run_on_main
@@ -35,7 +35,9 @@ from speechbrain_rev.files import (
     SUMS,
     check_sum,
     digest_of,
+    fits,
     locked,
+    made_of,
     parse_json,
     refusing,
     write_sums,
@@ -73,8 +75,6 @@ ACCUMULATION = "grad_accumulation_factor"
 
 _PACKAGES = ("speechbrain_rev", "speechbrain", "torch", "torchaudio")
 _MOST_BYTES = 1_000_000
-# More epochs, utterances or seconds than any run has.
-_LARGEST = 2**60
 # Settings that shapes of weights depend on; the data has its own refusals.
 _SHAPES = (
     "arch", "widths", "blocks", "n_mels", "embedding_dim", "sample_rate", "pooling",
@@ -85,6 +85,43 @@ _COUNTED, _COUNTED_IF_NULL = "out_n_neurons", "steps_per_epoch"
 
 
 @dataclass(frozen=True)
+class DataCounts:
+    """Sizes of the lists of a run.
+
+    Attributes
+    ----------
+    utterances, speakers : int
+        Of the training set.
+    held_out_speakers : int
+        Of validation.
+    left_out : int
+        Utterances of speakers of trial lists.
+    """
+
+    utterances: int
+    speakers: int
+    held_out_speakers: int
+    left_out: int
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What training draws from.
+
+    Attributes
+    ----------
+    speeds : tuple of float
+        Of speed perturbation.
+    noise, reverberation : bool
+        Whether some utterances have it.
+    """
+
+    speeds: tuple[float, ...]
+    noise: bool
+    reverberation: bool
+
+
+@dataclass(frozen=True)
 class TrainingRecord:
     """What happened in a run.
 
@@ -92,13 +129,10 @@ class TrainingRecord:
     ----------
     settings : mapping of str to object
         The plain settings, as they were composed.
-    data : mapping of str to int
-        Of the lists: ``utterances`` and ``speakers`` that are trained on,
-        ``held_out_speakers`` of validation, ``left_out`` utterances of speakers of trial
-        lists.
-    augmentation : mapping of str to object
-        What the training draws from: ``speeds``, and whether there is ``noise`` and
-        ``reverberation``.
+    data : DataCounts
+        Of the lists.
+    augmentation : Augmentation
+        What training draws from.
     device : str
         Where it was trained, and by how many processes.
     versions : mapping of str to str
@@ -115,15 +149,15 @@ class TrainingRecord:
     """
 
     settings: Mapping[str, Any]
-    data: Mapping[str, int]
-    augmentation: Mapping[str, Any]
+    data: DataCounts
+    augmentation: Augmentation
     device: str
     versions: Mapping[str, str]
-    epochs: int = 0
-    seconds: float = 0.0
-    lr: float | None = None
-    margin: float | None = None
-    averaged: tuple[int, ...] = ()
+    epochs: int
+    seconds: float
+    lr: float | None
+    margin: float | None
+    averaged: tuple[int, ...]
 
     @property
     def is_finished(self) -> bool:
@@ -160,41 +194,14 @@ class TrainingRecord:
         write_whole(folder / RECORD, content + "\n")
 
 
-#: What a value may be: a type, or a list of values of these types.
-_Kind: TypeAlias = type | list[type]
-_TYPES: dict[str, tuple[_Kind, ...]] = {
-    "settings": (dict,),
-    "data": (dict,),
-    "augmentation": (dict,),
-    "device": (str,),
-    "versions": (dict,),
-    "epochs": (int,),
-    "seconds": (int, float),
-    "lr": (int, float, type(None)),
-    "margin": (int, float, type(None)),
-    "averaged": ([int],),
-}
-# What whoever loads or exports a run reads of them.
-_WITHIN: dict[str, dict[str, tuple[_Kind, ...]]] = {
-    "settings": {
-        "number_of_epochs": (int,),
-        "speeds": ([int, float],),
-        "loss": (str,),
-        "data_folder": (str, [str]),
-        "train_list": (str, type(None)),
-        "trial_lists": ([str],),
-    },
-    "data": {
-        "utterances": (int,),
-        "speakers": (int,),
-        "held_out_speakers": (int,),
-        "left_out": (int,),
-    },
-    "augmentation": {
-        "speeds": ([int, float],),
-        "noise": (bool,),
-        "reverberation": (bool,),
-    },
+# Settings that whoever loads or exports a run reads.
+_SETTINGS: dict[str, Any] = {
+    "number_of_epochs": int,
+    "speeds": list[float],
+    "loss": str,
+    "data_folder": str | list[str],
+    "train_list": str | None,
+    "trial_lists": list[str],
 }
 
 
@@ -229,33 +236,11 @@ def read_record(folder: str | PathLike[str]) -> TrainingRecord | None:
         f"{path} is not what recipes/VoxCeleb/train.py writes",
         "Bring the file back as it was.",
     ):
-        read = parse_json(content)
-        if not isinstance(read, dict) or read.keys() != _TYPES.keys():
-            raise ValueError(f"it holds {short(read)}")
-        _check_types(read, _TYPES)
-        for name, types in _WITHIN.items():
-            _check_types(read[name], types)
-        return TrainingRecord(**{**read, "averaged": tuple(read["averaged"])})
-
-
-def _check_types(
-    values: Mapping[str, Any], types: Mapping[str, tuple[_Kind, ...]]
-) -> None:
-    for name, kinds in types.items():
-        value = values.get(name)
-        if not any(
-            _is_of(value, (kind,))
-            if isinstance(kind, type)
-            else type(value) is list and all(_is_of(each, kind) for each in value)
-            for kind in kinds
-        ):
-            raise ValueError(f"{name} is {short(value)}")
-
-
-def _is_of(value: object, kinds: Sequence[type]) -> bool:
-    """Whether a value has one of these types and, if it is a number, is finite."""
-    is_number = isinstance(value, int | float)
-    return type(value) in kinds and not (is_number and not abs(value) < _LARGEST)  # type: ignore[arg-type]
+        record = made_of(TrainingRecord, parse_json(content))
+        for name, hint in _SETTINGS.items():
+            if not fits(value := record.settings.get(name), hint):
+                raise ValueError(f"{name} is {short(value)}")
+        return record
 
 
 def record_of(folder: str | PathLike[str]) -> TrainingRecord:
@@ -369,15 +354,20 @@ def begin_record(
     """
     return TrainingRecord(
         settings=settings,
-        data={
-            "utterances": prepared.utterances,
-            "speakers": prepared.speakers,
-            "held_out_speakers": prepared.held_out_speakers,
-            "left_out": prepared.left_out,
-        },
-        augmentation=augmentation,
+        data=DataCounts(
+            prepared.utterances,
+            prepared.speakers,
+            prepared.held_out_speakers,
+            prepared.left_out,
+        ),
+        augmentation=Augmentation(**augmentation),
         device=device,
         versions={package: metadata.version(package) for package in _PACKAGES},
+        epochs=0,
+        seconds=0.0,
+        lr=None,
+        margin=None,
+        averaged=(),
     )
 
 

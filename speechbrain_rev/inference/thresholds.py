@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from speechbrain_rev.files import check_sum, parse_json, refusing
+from speechbrain_rev.files import check_sum, made_of, parse_json, refusing
 from speechbrain_rev.inference.untrusted import read_own, short
 from speechbrain_rev.scoring import MEASURES
 
@@ -32,17 +33,6 @@ _USUAL = MEASURES["eer"]
 _MAX_THRESHOLDS, _MAX_NAME, _MAX_TRIALS = 1_000, 200, 10**12
 # AS-Norm counts deviations.
 _LARGEST = {"cosine": 1.0, "as_norm": 1e6}
-_TYPES: dict[str, tuple[type, ...]] = {
-    "trials": (str,),
-    "point": (str,),
-    "normalisation": (str,),
-    "value": (float, int),
-    "targets": (int,),
-    "impostors": (int,),
-    "eer": (float, int),
-    "enrolled": (tuple, list),
-    "interval": (tuple, list, type(None)),
-}
 
 
 def read_results(folder: Path) -> dict[str, Any] | None:
@@ -69,13 +59,17 @@ def read_results(folder: Path) -> dict[str, Any] | None:
     if not (folder / RESULTS).exists():
         return None
     content = read_own(folder, RESULTS, _MAX_BYTES)
-    with refusing(
-        f"{folder / RESULTS} is not what recipes/VoxCeleb/score.py writes",
-        "Run it again, or remove the file.",
-    ):
+    with _refusing_results(folder / RESULTS):
         report: dict[str, Any] = parse_json(content)
         _check(report)
         return report
+
+
+def _refusing_results(path: str | Path) -> AbstractContextManager[None]:
+    return refusing(
+        f"{path} is not what recipes/VoxCeleb/score.py writes",
+        "Run it again, or remove the file.",
+    )
 
 
 def _check(report: object) -> None:
@@ -108,6 +102,10 @@ def _check_figures(row: Mapping[str, Any]) -> None:
         pair = isinstance(bounds, list) and len(bounds) == 2
         if bounds is not None and not (pair and all(map(_is_finite, bounds))):
             raise ValueError(f"{measure.name}_95 is {short(bounds)}")
+
+
+def _is_range(bounds: Sequence[float]) -> bool:
+    return len(bounds) == 2 and bounds[0] <= bounds[1]
 
 
 def _is_finite(figure: object) -> bool:
@@ -149,45 +147,28 @@ class Threshold:
     trials: str
     point: str
     normalisation: Normalisation
-    value: float
+    value: float = field(metadata={"signed": True})
     targets: int
     impostors: int
     eer: float
     enrolled: tuple[int, ...]
-    interval: tuple[float, ...] | None
+    interval: tuple[float, ...] | None = field(metadata={"signed": True})
 
     def __post_init__(self) -> None:
-        for name, types in _TYPES.items():
-            value = getattr(self, name)
-            if type(value) not in types:
-                raise ValueError(f"{name} is {short(value)}")
-        for name in ("trials", "point"):
-            text = getattr(self, name)
-            if not is_name(text):
-                raise ValueError(f"{name} is {short(text)}")
-        if self.normalisation not in get_args(Normalisation):
-            raise ValueError(f"normalisation is {short(self.normalisation)}")
-        for name in ("enrolled", "interval"):
-            pair = getattr(self, name)
-            kinds = (int,) if name == "enrolled" else (int, float)
-            if pair is not None and not (
-                len(pair) == 2
-                and all(type(bound) in kinds for bound in pair)
-                and pair[0] <= pair[1]
-            ):
-                raise ValueError(f"{name} is {short(pair)}")
-            object.__setattr__(self, name, None if pair is None else tuple(pair))
-        for name in ("targets", "impostors"):
-            if not 0 < getattr(self, name) <= _MAX_TRIALS:
-                raise ValueError(f"{name} is {short(getattr(self, name))}")
-        # An integer of any length has no float.
-        if not 0 <= self.eer <= 1:
-            raise ValueError(f"eer is {short(self.eer)}, and no fraction")
         largest = _LARGEST[self.normalisation]
-        if not -largest <= self.value <= largest:
-            raise ValueError(
-                f"value is {short(self.value)}, and no {self.normalisation}"
-            )
+        ranges = {
+            "trials": is_name(self.trials),
+            "point": is_name(self.point),
+            "enrolled": _is_range(self.enrolled),
+            "interval": self.interval is None or _is_range(self.interval),
+            "targets": 0 < self.targets <= _MAX_TRIALS,
+            "impostors": 0 < self.impostors <= _MAX_TRIALS,
+            "eer": self.eer <= 1,
+            "value": -largest <= self.value <= largest,
+        }
+        for name, is_within in ranges.items():
+            if not is_within:
+                raise ValueError(f"{name} is {short(getattr(self, name))}")
 
     @property
     def name(self) -> str:
@@ -332,7 +313,7 @@ def thresholds_of(
     ValueError
         If it holds something else.
     """
-    try:
+    with _refusing_results(RESULTS):
         named = [
             {**row, "trials": row["trials"] if names is None else names[row["trials"]]}
             for row in report["results"]
@@ -350,11 +331,6 @@ def thresholds_of(
                 "run recipes/VoxCeleb/score.py again."
             )
         return Thresholds(thresholds, " ".join(missing))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{RESULTS} is not what recipes/VoxCeleb/score.py writes "
-            f"({type(error).__name__}: {error}). Run it again, or remove the file."
-        ) from error
 
 
 def _utterances(least: int, most: int) -> str:
@@ -374,6 +350,10 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and 0 < len(text) <= _MAX_NAME and text.isprintable()
 
 
+# What all points of a list's error curve share.
+_SHARED = ("trials", "targets", "impostors", "eer", "enrolled")
+
+
 def _thresholds_in(
     rows: Sequence[Mapping[str, Any]], *, centred: bool
 ) -> Iterator[Threshold]:
@@ -381,18 +361,13 @@ def _thresholds_in(
         if centred and row["method"] == "cosine":
             continue
         for point, value in row["thresholds"].items():
-            # Where refusing all is cheapest there is none.
+            # None: refusing every trial is cheapest.
             if value is not None:
-                yield Threshold(
-                    row["trials"],
-                    point,
-                    row["method"],
-                    value,
-                    row["targets"],
-                    row["impostors"],
-                    row["eer"],
-                    row["enrolled"],
-                    row.get("thresholds_95", {}).get(point),
+                values = {name: row[name] for name in _SHARED}
+                values |= {"point": point, "normalisation": row["method"]}
+                interval = row.get("thresholds_95", {}).get(point)
+                yield made_of(
+                    Threshold, {**values, "value": value, "interval": interval}
                 )
 
 
@@ -471,11 +446,7 @@ def _read(folder: Path) -> Thresholds:
         listed = read["thresholds"]
         if not isinstance(listed, list) or len(listed) > _MAX_THRESHOLDS:
             raise ValueError("it has no list of them, or one too long")
-        keys = {field.name for field in fields(Threshold)}
-        for one in listed:
-            if not isinstance(one, dict) or set(one) != keys:
-                raise ValueError(f"a threshold is {short(one)}")
-        return Thresholds(tuple(Threshold(**one) for one in listed), "")
+        return Thresholds(tuple(made_of(Threshold, values) for values in listed), "")
 
 
 def _judged(one: Threshold, utterances: int) -> tuple[float, str, str]:
