@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -92,27 +92,6 @@ def _is_within(folder: Path, file: Path) -> bool:
     return file.parent in (repository / "blobs", shared)
 
 
-def open_own(folder: Path, name: str | Path, *, given: str = GIVEN) -> BinaryIO:
-    """Open a file that ``own_file`` finds.
-
-    Parameters
-    ----------
-    folder, name, given
-        As of ``own_file``.
-
-    Returns
-    -------
-    binary file
-        To read.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        As of ``own_file``.
-    """
-    return own_file(folder, name, given=given).open("rb")
-
-
 def read_own(folder: Path, name: str | Path, most: int) -> bytes:
     """Read a file that ``own_file`` finds.
 
@@ -132,24 +111,13 @@ def read_own(folder: Path, name: str | Path, most: int) -> bytes:
     FileNotFoundError, ValueError
         As of ``own_file``, or if it has more bytes.
     """
-    with open_own(folder, name) as file:
+    with own_file(folder, name).open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise ValueError(
             f"{Path(folder, name)} has more than {most:,} bytes. Is it another file?"
         )
     return content
-
-
-def quoted(text: str) -> str:
-    r"""Give a name that somebody else chose for one line of an error message.
-
-    Example
-    -------
-    >>> quoted("a\nb"), len(quoted("a" * 1000))
-    ("'a\\nb'", 105)
-    """
-    return repr(text if len(text) <= 100 else f"{text[:100]}...")
 
 
 def some_names(names: Iterable[str]) -> str:
@@ -162,7 +130,7 @@ def some_names(names: Iterable[str]) -> str:
     """
     all_names = [*names]
     shown = ", ".join(
-        name if name.isprintable() and len(name) <= 100 else quoted(name)
+        name if name.isprintable() and len(name) <= 100 else short(name)
         for name in all_names[:4]
     )
     more = len(all_names) - 4
@@ -261,7 +229,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def check_weights(
-    weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path
+    weights: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    path: Path | None = None,
 ) -> None:
     """Compare names, shapes and types of weights with those expected.
 
@@ -271,8 +241,8 @@ def check_weights(
         What was read. Numbers are looked at last, once they are known to be in the file.
     expected : mapping of str to torch.Tensor
         What it must be, on whatever device. An encoder's description does not count.
-    path : pathlib.Path
-        Where it was read from.
+    path : pathlib.Path, optional
+        The file that the weights were read from.
 
     Raises
     ------
@@ -282,33 +252,33 @@ def check_weights(
     """
     weights, expected = weights_in(weights), weights_in(expected)
     wrong = [f"{name} is missing" for name in expected if name not in weights]
-    wrong += [f"{quoted(name)} is surplus" for name in weights if name not in expected]
-    for name, wanted in expected.items():
+    wrong += [f"{short(name)} is surplus" for name in weights if name not in expected]
+    for name, weight in expected.items():
         if name not in weights:
             continue
         value = weights[name]
-        if value.layout != torch.strided or value.dtype != wanted.dtype:
-            wrong.append(f"{name} is of {value.dtype}, not {wanted.dtype}")
-        elif value.shape != wanted.shape:
+        if value.layout != torch.strided or value.dtype != weight.dtype:
+            wrong.append(f"{name} is of {value.dtype}, not {weight.dtype}")
+        elif value.shape != weight.shape:
             wrong.append(
-                f"{name} is {list(value.shape)} instead of {list(wanted.shape)}"
+                f"{name} is {list(value.shape)} instead of {list(weight.shape)}"
             )
-    size = path.stat().st_size
     least = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
     # One number may be expanded to as many as its strides say.
-    if not wrong and size < least:
+    if path and not wrong and (size := path.stat().st_size) < least:
         wrong.append(f"the file has {size:,} bytes, and they take {least:,}")
+    source = path or "the state dict"
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError(
-            f"{path} has other weights than its encoder: {', '.join(wrong[:3])}{more}. It "
+            f"{source} has other weights than its encoder: {', '.join(wrong[:3])}{more}. It "
             f"holds {some_names(weights)}. Copy it again, or give the encoder that was "
             "trained."
         )
     for name, value in weights.items():
         if not bool(value.isfinite().all()):
             raise ValueError(
-                f"{path} holds NaN or infinity in {name}: its training has diverged. "
+                f"{source} holds NaN or infinity in {name}: its training has diverged. "
                 "Train with a lower lr, or remove the checkpoint to use one before it."
             )
 
