@@ -31,6 +31,7 @@ from typing import (
     get_type_hints,
 )
 
+import yaml
 from filelock import FileLock, Timeout
 
 if TYPE_CHECKING:
@@ -516,6 +517,53 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
+class _Plain(yaml.SafeLoader):
+    """Reads plain values. Merge keys are none: they double what they merge."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Leave a merge key as it is, which is then refused like any unknown tag."""
+
+
+def plain_yaml(content: bytes) -> Any:
+    """Read YAML of plain values.
+
+    Raises
+    ------
+    ValueError
+        If it is anything else.
+
+    Examples
+    --------
+    >>> plain_yaml(b"epoch: !new:os.system [ls]")
+    Traceback (most recent call last):
+    ValueError: could not determine a constructor for the tag '!new:os.system' ...
+    """
+    try:
+        return yaml.load(content, _Plain)
+    except (
+        *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
+        *(RecursionError, yaml.YAMLError),
+    ) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+def read_limited(path: Path, most: int) -> bytes:
+    """Read a file of at most so many bytes.
+
+    Raises
+    ------
+    ValueError
+        If it has more.
+    OSError
+        If it cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes. Is it another file?")
+    return content
+
+
 def read_json(path: str | Path) -> Any:
     """Read a file of JSON, as ``parse_json`` does.
 
@@ -631,7 +679,7 @@ def made_of(kind: type[Instance], values: Mapping[str, Any]) -> Instance:
         values[field.name] = value = _converted(given, hint)
         least = -_LARGEST if "signed" in field.metadata else 0
         if not fits(value, hint, least):
-            has_numbers = re.search(r"\b(int|float)\b", field.type)
+            has_numbers = re.search(r"\b(int|float)\b", str(field.type))
             bounds = f" of {least} to {_LARGEST}" if has_numbers else ""
             raise ValueError(
                 f"{field.name} is {reprlib.repr(given)} and takes {field.type}{bounds}"

@@ -61,7 +61,7 @@ def read_results(folder: Path) -> dict[str, Any] | None:
     content = read_own(folder, RESULTS, _MAX_BYTES)
     with _refusing_results(folder / RESULTS):
         report: dict[str, Any] = parse_json(content)
-        _check(report)
+        _check_report(report)
         return report
 
 
@@ -72,7 +72,7 @@ def _refusing_results(path: str | Path) -> AbstractContextManager[None]:
     )
 
 
-def _check(report: object) -> None:
+def _check_report(report: object) -> None:
     """Refuse what users of the results would stumble over."""
     if not isinstance(report, dict) or type(report.get("model")) is not str:
         raise ValueError("it does not say of which model it is")
@@ -139,8 +139,8 @@ class Threshold:
 
     Example
     -------
-    >>> one = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123, (1, 1), None)
-    >>> one.name, one.fits(1), one.fits(4)
+    >>> threshold = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123, (1, 1), None)
+    >>> threshold.name, threshold.fits(1), threshold.fits(4)
     ('vox1_o', True, False)
     """
 
@@ -189,7 +189,7 @@ class Threshold:
         return (
             f"{self.point} of the list {self.trials}: {self.targets:,} target and "
             f"{self.impostors:,} impostor trials of speakers enrolled with "
-            f"{_utterances(*self.enrolled)}, {_USUAL.heading} {_USUAL.text(self.eer)} %"
+            f"{_count_utterances(*self.enrolled)}, {_USUAL.heading} {_USUAL.text(self.eer)} %"
             f"{interval}"
         )
 
@@ -215,13 +215,13 @@ class Thresholds:
     missing: str = "This embedder was made without thresholds."
 
     def __post_init__(self) -> None:
-        names = [(one.name, one.normalisation) for one in self.known]
+        names = [(t.name, t.normalisation) for t in self.known]
         if len(names) > _MAX_THRESHOLDS or len(set(names)) < len(names):
             raise ValueError("a threshold stands there twice, or there are too many")
 
     def choose(
         self,
-        wanted: float | str | None,
+        threshold: float | str | None,
         normalisation: Normalisation,
         utterances: int = 1,
     ) -> tuple[float | None, str, str]:
@@ -229,7 +229,7 @@ class Thresholds:
 
         Parameters
         ----------
-        wanted : float, str or None
+        threshold : float, str or None
             The threshold itself, or the name of one; None for the only list's at its
             equal error rate.
         normalisation : {"cosine", "as_norm"}
@@ -251,21 +251,25 @@ class Thresholds:
         ValueError
             If there is none of that name, or it is no number.
         """
-        if isinstance(wanted, str):
-            return _judged(self._named(wanted, normalisation), utterances)
-        if wanted is not None:
-            number = isinstance(wanted, int | float | np.integer | np.floating)
-            if not number or isinstance(wanted, bool) or not math.isfinite(wanted):
+        if isinstance(threshold, str):
+            return _judge(self._find_named(threshold, normalisation), utterances)
+        if threshold is not None:
+            number = isinstance(threshold, int | float | np.integer | np.floating)
+            if (
+                not number
+                or isinstance(threshold, bool)
+                or not math.isfinite(threshold)
+            ):
                 raise ValueError(
-                    f"threshold takes a finite score or a name, not {wanted!r}."
+                    f"threshold takes a finite score or a name, not {threshold!r}."
                 )
-            return float(wanted), "given by the caller", ""
-        fitting = [one for one in self.known if one.normalisation == normalisation]
-        lists = [one for one in fitting if one.point == _USUAL.heading]
+            return float(threshold), "given by the caller", ""
+        fitting = [t for t in self.known if t.normalisation == normalisation]
+        lists = [t for t in fitting if t.point == _USUAL.heading]
         if len(lists) == 1:
-            return _judged(lists[0], utterances)
+            return _judge(lists[0], utterances)
         if fitting:
-            return None, f"No threshold is chosen: {_choice(fitting)}", ""
+            return None, f"No threshold is chosen: {_list_names(fitting)}", ""
         why = (
             self.missing or f"The model's thresholds are not of {normalisation} scores."
         )
@@ -278,14 +282,14 @@ class Thresholds:
             "",
         )
 
-    def _named(self, name: str, normalisation: Normalisation) -> Threshold:
-        fitting = [one for one in self.known if one.normalisation == normalisation]
-        for one in fitting:
-            if one.name == name:
-                return one
+    def _find_named(self, name: str, normalisation: Normalisation) -> Threshold:
+        fitting = [t for t in self.known if t.normalisation == normalisation]
+        for threshold in fitting:
+            if threshold.name == name:
+                return threshold
         raise ValueError(
             f"there is no threshold {name!r} of {normalisation} scores. "
-            + " ".join(filter(None, [_choice(fitting), self.missing]))
+            + " ".join(filter(None, [_list_names(fitting), self.missing]))
         )
 
 
@@ -333,7 +337,7 @@ def thresholds_of(
         return Thresholds(thresholds, " ".join(missing))
 
 
-def _utterances(least: int, most: int) -> str:
+def _count_utterances(least: int, most: int) -> str:
     count = f"{least}" if least == most else f"{least} to {most}"
     return f"{count} utterance{'s' * (most > 1)}"
 
@@ -350,7 +354,7 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and 0 < len(text) <= _MAX_NAME and text.isprintable()
 
 
-# What all points of a list's error curve share.
+# Entries that all points of a list's error curve share.
 _SHARED = ("trials", "targets", "impostors", "eer", "enrolled")
 
 
@@ -391,7 +395,7 @@ def as_json(thresholds: Sequence[Threshold]) -> str:
       "thresholds": []
     }
     """
-    listed = [asdict(one) for one in thresholds]
+    listed = [asdict(threshold) for threshold in thresholds]
     return json.dumps({"thresholds": listed}, indent=2, allow_nan=False) + "\n"
 
 
@@ -416,7 +420,7 @@ def read_thresholds(folder: Path, fingerprint: str) -> Thresholds:
         If a file is anything else than export or score.py write.
     """
     if (folder / THRESHOLDS).exists():
-        return _read(folder)
+        return _read_thresholds(folder)
     report = read_results(folder)
     if report is None:
         return Thresholds(
@@ -432,7 +436,7 @@ def read_thresholds(folder: Path, fingerprint: str) -> Thresholds:
     return thresholds_of(report)
 
 
-def _read(folder: Path) -> Thresholds:
+def _read_thresholds(folder: Path) -> Thresholds:
     """Read thresholds.json."""
     content = read_own(folder, THRESHOLDS, _MAX_BYTES)
     check_sum(folder / THRESHOLDS)
@@ -449,15 +453,15 @@ def _read(folder: Path) -> Thresholds:
         return Thresholds(tuple(made_of(Threshold, values) for values in listed), "")
 
 
-def _judged(one: Threshold, utterances: int) -> tuple[float, str, str]:
+def _judge(threshold: Threshold, utterances: int) -> tuple[float, str, str]:
     """Give a threshold, where it is from, and whether it is of such speakers."""
-    if one.fits(utterances):
-        return one.value, one.origin, ""
+    if threshold.fits(utterances):
+        return threshold.value, threshold.origin, ""
     return (
-        one.value,
-        one.origin,
+        threshold.value,
+        threshold.origin,
         (
-            f"This threshold is of speakers enrolled with {_utterances(*one.enrolled)}, and "
+            f"This threshold is of speakers enrolled with {_count_utterances(*threshold.enrolled)}, and "
             f"here one is known by {utterances}: scores are higher or lower, and errors are not "
             "as measured. For one that fits give extract.py and score.py of recipes/VoxCeleb "
             "trials of such speakers: RUN_FOLDER --trial_lists LIST, with a file spk2utt beside "
@@ -466,6 +470,6 @@ def _judged(one: Threshold, utterances: int) -> tuple[float, str, str]:
     )
 
 
-def _choice(fitting: Sequence[Threshold]) -> str:
-    names = ", ".join(repr(one.name) for one in fitting)
+def _list_names(fitting: Sequence[Threshold]) -> str:
+    names = ", ".join(repr(threshold.name) for threshold in fitting)
     return names and f"Give threshold=NAME (--threshold=NAME), one of {names}."

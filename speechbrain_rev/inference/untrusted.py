@@ -16,9 +16,9 @@ from typing import Any
 
 import safetensors.torch
 import torch
-import yaml
 from torch import Tensor
 
+from speechbrain_rev.files import read_limited
 from speechbrain_rev.lobes.description import weights_in
 from speechbrain_rev.lobes.pretrained import state_dict_in
 
@@ -28,7 +28,7 @@ GIVEN = (
     "script), a folder that speechbrain-rev export or convert wrote, or the id of a model "
     "on the Hugging Face Hub, owner/model"
 )
-#: What readers raise of a file that is none of their own, or damaged.
+#: Errors of readers for a file of another format, or a damaged one.
 REFUSED = (
     pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError,
     AttributeError, AssertionError, ArithmeticError, MemoryError, struct.error,
@@ -111,13 +111,7 @@ def read_own(folder: Path, name: str | Path, most: int) -> bytes:
     FileNotFoundError, ValueError
         As of ``own_file``, or if it has more bytes.
     """
-    with own_file(folder, name).open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(
-            f"{Path(folder, name)} has more than {most:,} bytes. Is it another file?"
-        )
-    return content
+    return read_limited(own_file(folder, name), most)
 
 
 def some_names(names: Iterable[str]) -> str:
@@ -135,33 +129,6 @@ def some_names(names: Iterable[str]) -> str:
     )
     more = len(all_names) - 4
     return (shown or "nothing") + (f" and {more:,} more names" if more > 0 else "")
-
-
-class _Plain(yaml.SafeLoader):
-    """Reads plain values, of which merge keys are none: they double what they merge."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Leave a merge key as it is, which is then refused like any unknown tag."""
-
-
-def plain_yaml(content: bytes) -> Any:
-    """Read YAML of plain values.
-
-    Raises
-    ------
-    ValueError
-        If it is anything else.
-
-    Example
-    -------
-    >>> plain_yaml(b"epoch: !new:os.system [ls]")
-    Traceback (most recent call last):
-    ValueError: could not determine a constructor for the tag '!new:os.system' ...
-    """
-    try:
-        return yaml.load(content, _Plain)
-    except (*REFUSED, yaml.YAMLError) as error:
-        raise ValueError(" ".join(str(error).split())) from error
 
 
 def short(value: object) -> str:
@@ -224,7 +191,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         isinstance(name, str) and type(value) in (Tensor, torch.nn.Parameter)
         for name, value in state_dict.items()
     ):
-        raise ValueError(f"{path} holds {_described(state_dict)}. {_PLAIN}")
+        raise ValueError(f"{path} holds {_describe_content(state_dict)}. {_PLAIN}")
     return {name: value.detach() for name, value in state_dict.items()}
 
 
@@ -283,7 +250,7 @@ def check_weights(
             )
 
 
-def _described(loaded: object) -> str:
+def _describe_content(loaded: object) -> str:
     """Say what a file holds instead of weights."""
     if isinstance(loaded, dict):
         return some_names([str(name) for name in loaded])

@@ -23,6 +23,7 @@ from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.files import (
     digest_of,
     folder_whole,
+    plain_yaml,
     write_sums,
     write_whole,
 )
@@ -36,7 +37,6 @@ from speechbrain_rev.inference.trained import (
 )
 from speechbrain_rev.inference.untrusted import (
     check_weights,
-    plain_yaml,
     read_own,
     read_tensors,
     short,
@@ -98,11 +98,11 @@ def from_wespeaker(
         name: weight.to(torch.int64)
         if name.endswith(_COUNTER) and weight.is_floating_point()
         else weight.detach()
-        for name, weight in _of_network(state_dict).items()
+        for name, weight in _drop_classifier(state_dict).items()
     }
-    settings = _recognised(weights)
+    settings = _recognise_network(weights)
     encoder_weights = _encoder_weights(settings)
-    names = {name: _their_name(name) for name in encoder_weights}
+    names = {name: _rename(name) for name in encoder_weights}
     check_weights(weights, {names[n]: weight for n, weight in encoder_weights.items()})
     return settings, {ours: weights[theirs] for ours, theirs in names.items()}
 
@@ -138,28 +138,30 @@ def to_wespeaker(
     """
     encoder_weights = _encoder_weights(settings)
     check_weights(state_dict, encoder_weights)
-    return {_their_name(name): state_dict[name].detach() for name in encoder_weights}
+    return {_rename(name): state_dict[name].detach() for name in encoder_weights}
 
 
-def _of_network(state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _drop_classifier(state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Leave out the classifier, and what wrappers put before all other names."""
     while True:
-        kept = {k: v for k, v in state_dict.items() if not k.startswith(_DROPPED)}
-        state_dict = unwrapped(kept, ())
-        if state_dict is kept:
-            return kept
+        network = {k: v for k, v in state_dict.items() if not k.startswith(_DROPPED)}
+        state_dict = unwrapped(network, ())
+        if state_dict is network:
+            return network
 
 
-def _recognised(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
+def _recognise_network(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
     """Recognise the network by names and shapes."""
     bottleneck = "layer1.0.conv3.weight" in state_dict
     blocks = [
         len({n.split(".")[1] for n in state_dict if n.startswith(f"layer{i + 1}.")})
         for i in _STAGES
     ]
-    widths = [_size(state_dict, f"layer{i + 1}.0.conv1.weight", 0) for i in _STAGES]
+    widths = [
+        _read_size(state_dict, f"layer{i + 1}.0.conv1.weight", 0) for i in _STAGES
+    ]
     channels = widths[-1] * (4 if bottleneck else 1)
-    pooled = _size(state_dict, "seg_1.weight", 1)
+    pooled = _read_size(state_dict, "seg_1.weight", 1)
     bands, left_over = divmod(pooled, 2 * channels)
     if left_over or not bands:
         raise ValueError(
@@ -180,11 +182,11 @@ def _recognised(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
         "blocks": blocks,
         # Three halvings there are floors: other numbers of bands cannot be built.
         "n_mels": 8 * bands,
-        "embedding_dim": _size(state_dict, "seg_1.weight", 0),
+        "embedding_dim": _read_size(state_dict, "seg_1.weight", 0),
     }
 
 
-def _size(state_dict: Mapping[str, Tensor], name: str, axis: int) -> int:
+def _read_size(state_dict: Mapping[str, Tensor], name: str, axis: int) -> int:
     if name not in state_dict or state_dict[name].dim() <= axis:
         raise ValueError(
             f"it has no weights {name}, which a WeSpeaker ResNet has; it holds "
@@ -215,15 +217,15 @@ def _encoder_weights(settings: Mapping[str, Any]) -> dict[str, Tensor]:
     return weights_in(encoder.state_dict())
 
 
-def _their_name(name: str) -> str:
+def _rename(name: str) -> str:
     match name.split("."):
         case ["stem", "convs", "0", tensor]:
             return f"conv1.{tensor}"
         case ["stem", "norms", "0", tensor]:
             return f"bn1.{tensor}"
         case ["stages", stage, "blocks", block, "shortcut", layer, tensor]:
-            place = ("conv", "norm").index(layer)
-            return f"layer{int(stage) + 1}.{block}.shortcut.{place}.{tensor}"
+            position = ("conv", "norm").index(layer)
+            return f"layer{int(stage) + 1}.{block}.shortcut.{position}.{tensor}"
         case ["stages", stage, "blocks", block, layer, tensor]:
             layer = layer.replace("norm", "bn")
             return f"layer{int(stage) + 1}.{block}.{layer}.{tensor}"
@@ -365,11 +367,11 @@ def _check_config(path: Path, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"{path} cannot be read as plain YAML: {error}") from error
     expected = _CONFIG | {key: settings[name] for key, name in _CONFIG_SIZES.items()}
     for keys, value in expected.items():
-        given: Any = config
+        entry: Any = config
         for key in keys:
-            given = given.get(key) if isinstance(given, dict) else None
-        if given is not None and given != value:
+            entry = entry.get(key) if isinstance(entry, dict) else None
+        if entry is not None and entry != value:
             raise ValueError(
-                f"{path} says {'.'.join(keys)}: {short(given)}, but the weights are taken for "
+                f"{path} says {'.'.join(keys)}: {short(entry)}, but the weights are taken for "
                 f"{value}. {_TAKEN}"
             )

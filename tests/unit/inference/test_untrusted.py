@@ -23,12 +23,12 @@ from hyperpyyaml import load_hyperpyyaml
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
+from speechbrain_rev.files import plain_yaml
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.inference.runs import RECORD, read_record
 from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.inference.untrusted import (
     own_file,
-    plain_yaml,
     read_tensors,
 )
 from speechbrain_rev.lobes.description import DESCRIPTION
