@@ -14,7 +14,12 @@ from speechbrain.dataio.encoder import CategoricalEncoder
 
 from speechbrain_rev.data import Utterance, write_manifest
 from speechbrain_rev.inference import EmbeddingArchive
-from speechbrain_rev.inference.runs import TrainingRecord, read_record
+from speechbrain_rev.inference.runs import (
+    Augmentation,
+    DataCounts,
+    TrainingRecord,
+    read_record,
+)
 from speechbrain_rev.inference.thresholds import RESULTS
 from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
@@ -49,17 +54,10 @@ SETTINGS = {
 SPEAKERS = ("id00001", "id00002", "id00003")
 #: What happened in it.
 HAPPENED = {
-    "data": {
-        "utterances": 12,
-        "speakers": len(SPEAKERS),
-        "held_out_speakers": 2,
-        "left_out": 0,
-    },
-    "augmentation": {
-        "speeds": SETTINGS["speeds"],
-        "noise": False,
-        "reverberation": False,
-    },
+    "data": DataCounts(12, len(SPEAKERS), held_out_speakers=2, left_out=0),
+    "augmentation": Augmentation(
+        tuple(SETTINGS["speeds"]), noise=False, reverberation=False
+    ),
     "device": "cpu, 1 process(es)",
     "versions": {"torch": torch.__version__},
     "epochs": 2,

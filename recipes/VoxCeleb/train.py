@@ -63,24 +63,7 @@ from speechbrain_rev.data.preparation import (
 from speechbrain_rev.devices import described
 from speechbrain_rev.files import check_writable
 from speechbrain_rev.hparams import OptimizerWarning, compose, plain_settings
-from speechbrain_rev.inference.runs import (
-    HYPERPARAMS,
-    RANDOM_STATE,
-    already_finished,
-    begin_record,
-    changed_settings,
-    finish,
-    finished,
-    has_run,
-    kept_in,
-    owned,
-    partial_epoch,
-    read_record,
-    refuse_fewer_epochs,
-    refuse_folders_of_another_run,
-    refuse_other_network,
-    write_hyperparams,
-)
+from speechbrain_rev.inference.runs import HYPERPARAMS, read_record
 from speechbrain_rev.lobes.checkpointer import CHANNELS, KeptArithmetic
 from speechbrain_rev.processes import end_process, process_count
 from speechbrain_rev.scoring import read_trials
@@ -92,7 +75,24 @@ from speechbrain_rev.training import (
     give_modes,
 )
 from speechbrain_rev.training.progress import beginning_log, keep_routine_off_terminal
-from speechbrain_rev.training.start_from import refuse_own_folder, start_from
+from speechbrain_rev.training.run_folder import (
+    RANDOM_STATE,
+    already_finished,
+    begin_record,
+    changed_settings,
+    finish,
+    finished,
+    has_run,
+    kept_in,
+    owned,
+    partial_epoch,
+    refuse_fewer_epochs,
+    refuse_folders_of_another_run,
+    refuse_other_network,
+    refuse_own_folder,
+    write_hyperparams,
+)
+from speechbrain_rev.training.start_from import start_from
 
 DRY_RUN = ("--dry_run", "--dry-run")
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.data.preparation import LABELS
 from speechbrain_rev.files import (
     check_sum,
     digest_of,
@@ -46,7 +47,6 @@ from speechbrain_rev.inference.trained import (
     SAFETENSORS,
     WEIGHTS,
     Weights,
-    built_of,
     new_folder,
     newest_checkpoint,
     read_trained,
@@ -62,12 +62,12 @@ from speechbrain_rev.inference.verification import (
     check_fresh,
     read_cohort,
 )
+from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.checkpointer import check_known
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.lobes.description import EncoderDescription
 from speechbrain_rev.scoring import measures_in
 
-LABELS = "label_encoder.txt"
 CLASSIFIER = "classifier.ckpt"
 CARD = "README.md"
 
@@ -215,7 +215,7 @@ def model_card(facts: CardFacts) -> str:
     encoder, record = facts.weights.description, facts.record
     assert encoder.front_end is not None
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in built_of(encoder).parameters())
+        parameters = sum(p.numel() for p in build_encoder(**vars(encoder)).parameters())
     return _CARD.format(
         arch=architecture(encoder.name).name,
         millions=parameters / 1e6,
@@ -321,7 +321,7 @@ def list_names(
     lists = [PurePath(path) for path in paths]
     known = {"_".join(path.parts).strip("/_"): path.stem for path in lists}
     known |= {path.stem: path.stem for path in lists}
-    # Of a list unknown here, only a whole path has the ending of a file.
+    # A list that the run does not know is a whole path where it ends like a file.
     short = {n: known.get(n, "trials" if PurePath(n).suffix else n) for n in names}
     short = {n: name if is_name(name) else "trials" for n, name in short.items()}
     alike = Counter(short.values())
@@ -342,17 +342,19 @@ def _trained(facts: CardFacts) -> str:
     if record is None:
         return f"{facts.speakers} speakers; the run has no record of its training."
     settings, data = record.settings, record.data
-    given = settings["data_folder"]
-    folders = [PurePath(f).name for f in ([given] if isinstance(given, str) else given)]
+    paths = settings["data_folder"]
+    paths = [paths] if isinstance(paths, str) else paths
+    folders = [PurePath(path).name for path in paths]
     of = "all speakers that are in no trial list"
     if settings["train_list"]:
         of = f"the list {PurePath(settings['train_list']).name}"
     tested = [PurePath(path).name for path in settings["trial_lists"]]
     used = record.augmentation
-    augmentation = [f"speeds {', '.join(map(str, used['speeds']))}"]
-    augmentation += [
-        name if used[name] else f"no {name}" for name in ("noise", "reverberation")
-    ]
+    augmentation = (
+        f"speeds {', '.join(map(str, used.speeds))}",
+        "noise" if used.noise else "no noise",
+        "reverberation" if used.reverberation else "no reverberation",
+    )
     averaged = ", ".join(map(str, record.averaged))
     weights = "of the newest checkpoint"
     if not _in_checkpoint(facts.weights.path):
@@ -369,9 +371,9 @@ def _trained(facts: CardFacts) -> str:
     rows |= {name: settings[name] for name in DESCRIBED if name in settings}
     shown = ("null" if value is None else value for value in rows.values())
     return (
-        f"{data['utterances']:,} utterances of {data['speakers']:,} speakers, of "
-        f"{' and '.join(folders)}: {of}. {data['held_out_speakers']:,} more speakers were "
-        f"held out for validation; {data['left_out']:,} utterances were left out, whose "
+        f"{data.utterances:,} utterances of {data.speakers:,} speakers, of "
+        f"{' and '.join(folders)}: {of}. {data.held_out_speakers:,} more speakers were "
+        f"held out for validation; {data.left_out:,} utterances were left out, whose "
         f"speakers are in these trial lists: {', '.join(tested) or 'none'}.\n\n"
         "| what | value |\n|---|---|\n"
         + "\n".join(
@@ -586,10 +588,10 @@ def _labels(source: Path, labels: str | PathLike[str] | None) -> Path:
                 "CategoricalEncoder wrote for this run."
             )
         return path
-    own = LABELS if (source / LABELS).exists() else f"save/{LABELS}"
+    name = LABELS if (source / LABELS).exists() else f"save/{LABELS}"
     return own_file(
         source,
-        own,
+        name,
         given="the folder of a training run, and the file that numbers its speakers "
         "where it lies elsewhere (--labels FILE)",
     )
@@ -632,28 +634,28 @@ def _classifier(
     source: Path, weights: Weights, speakers: int, speeds: int | None
 ) -> tuple[HeadRow, dict[str, Tensor]]:
     """Read the newest classifier's weights of the true speakers."""
-    own = Path(CLASSIFIER)
-    if (source / own).exists():
-        check_sum(source / own)
+    name = Path(CLASSIFIER)
+    if (source / name).exists():
+        check_sum(source / name)
         # An exported model has the true speakers alone.
         speeds = 1
     else:
-        own = newest_checkpoint(source, CLASSIFIER) / CLASSIFIER
-        check_known(source / own.parent, [CLASSIFIER])
-    path = own_file(source, own)
-    held = read_tensors(path)
-    weight = held.get("weight")
+        name = newest_checkpoint(source, CLASSIFIER) / CLASSIFIER
+        check_known(source / name.parent, [CLASSIFIER])
+    path = own_file(source, name)
+    tensors = read_tensors(path)
+    weight = tensors.get("weight")
     dim = weights.description.embedding_dim
     heads = [
         head
         for head in HEADS.values()
         if weight is not None
-        and len(held) == 1
+        and len(tensors) == 1
         and weight.dim()
         and tuple(weight.shape) == head.weight_shape(len(weight), dim)
     ]
     if weight is None or not heads:
-        shapes = {name: list(tensor.shape) for name, tensor in held.items()}
+        shapes = {key: list(tensor.shape) for key, tensor in tensors.items()}
         raise ValueError(
             f"{path} holds {shapes or 'nothing'}, and an exported model has a classifier "
             f"of cosines of embeddings of {dim} values, which is one weight [classes, "

@@ -37,8 +37,6 @@ from speechbrain_rev.inference.untrusted import (
     GIVEN,
     check_weights,
     own_file,
-    plain_yaml,
-    read_own,
     read_tensors,
 )
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder, inference_form
@@ -46,7 +44,7 @@ from speechbrain_rev.lobes.checkpointer import (
     BRAIN,
     COUNTER,
     check_known,
-    place_of,
+    place_in_run,
 )
 from speechbrain_rev.lobes.description import (
     DESCRIPTION,
@@ -73,8 +71,6 @@ _URL = re.compile(
     r"(?:hf:/{1,2}|https?:/{1,2}(?:huggingface\.co|hf\.co)/)(?:models/)?"
     r"([\w.-]+/[\w.-]+)"
 )
-# A checkpoint's files that give its place in the run are smaller.
-_MOST_BYTES = 100_000
 
 
 def is_hub_id(source: object) -> bool:
@@ -282,10 +278,7 @@ class Trained:
         """
         lean = device.type == "cpu" and precision == "fp32"
         return WaveformEncoder(
-            inference_form(self.encoder) if lean else self.encoder,
-            n_mels=self.front_end.n_mels,
-            sample_rate=self.front_end.sample_rate,
-            front_end=self.front_end.kind,
+            inference_form(self.encoder) if lean else self.encoder, self.front_end
         )
 
 
@@ -334,29 +327,9 @@ def read_trained(
             f"{weights.path} does not say how the features of its encoder were made. Give "
             f"encoder={_FEATURES} (--encoder='{_FEATURES}'), or another kind or rate."
         )
-    built = built_of(weights.description)
+    built = build_encoder(**vars(weights.description))
     built.load_state_dict(weights.state_dict, strict=True)
     return Trained(built, front_end, weights.fingerprint, thresholds)
-
-
-def built_of(description: EncoderDescription) -> SpeakerEncoder:
-    """Build an encoder as described, with weights that are to be replaced.
-
-    Parameters
-    ----------
-    description : EncoderDescription
-        Of the encoder.
-
-    Returns
-    -------
-    SpeakerEncoder
-        As training builds it, but for what matters in training alone.
-    """
-    given = {
-        field.name: getattr(description, field.name)
-        for field in dataclasses.fields(description)
-    }
-    return build_encoder(given.pop("name"), **given)
 
 
 def read_weights(
@@ -386,9 +359,9 @@ def read_weights(
     check_sum(path)
     tensors = dict(unwrapped(read_tensors(path), ()))
     try:
-        description = _described(tensors, encoder or {})
+        description = _describe_encoder(tensors, encoder or {})
         with torch.device("meta"):
-            expected = built_of(description).state_dict()
+            expected = build_encoder(**vars(description)).state_dict()
     # Whoever gives another argument than build_encoder takes reads which.
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -399,30 +372,30 @@ def read_weights(
     )
 
 
-def _described(
-    tensors: Mapping[str, Tensor], given: Mapping[str, Any]
+def _describe_encoder(
+    tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]
 ) -> EncoderDescription:
     """Give the description in weights, completed by what a user gave of the encoder."""
     description = EncoderDescription.of_state_dict(tensors)
     if description is None:
-        if "name" not in given:
+        if "name" not in arguments:
             raise ValueError(
                 "these weights do not say of which encoder they are. Give "
                 f"encoder={_NAMED} (--encoder='{_NAMED}'), with what else it was built of."
             )
         with torch.device("meta"):
-            return build_encoder(**given).description
-    known = dataclasses.asdict(description)
-    unknown = {name for name in given if known.get(name) is not None}
-    if unknown or not given.keys() <= known.keys():
+            return build_encoder(**arguments).description
+    fields = dataclasses.asdict(description)
+    unknown = {name for name in arguments if fields.get(name) is not None}
+    if unknown or not arguments.keys() <= fields.keys():
         raise ValueError(
             f"its weights say what encoder they are of: encoder takes front_end alone "
-            f"where they do not, and not {', '.join(given)}."
+            f"where they do not, and not {', '.join(arguments)}."
         )
     return dataclasses.replace(
         description,
         front_end=description.front_end
-        or front_end_of(given.get("front_end"), description.n_mels),
+        or front_end_of(arguments.get("front_end"), description.n_mels),
     )
 
 
@@ -504,13 +477,13 @@ def encoder_file(source: Path) -> Path:
     for name in (SAFETENSORS, WEIGHTS):
         if (source / name).exists():
             return own_file(source, name)
-    wanted = f"{SAFETENSORS} (of a model on the Hub nothing else is read) or {WEIGHTS}"
-    checkpoint = newest_checkpoint(source, wanted)
-    named = [checkpoint / WEIGHTS] if (source / checkpoint / WEIGHTS).exists() else []
+    sought = f"{SAFETENSORS} (of a model on the Hub nothing else is read) or {WEIGHTS}"
+    checkpoint = newest_checkpoint(source, sought)
+    usual = [checkpoint / WEIGHTS] if (source / checkpoint / WEIGHTS).exists() else []
     others = sorted((source / checkpoint).glob("*.ckpt"))
-    for candidate in named or [path.relative_to(source) for path in others]:
+    for candidate in usual or [path.relative_to(source) for path in others]:
         path = own_file(source, candidate)
-        if named or _has_description(path):
+        if usual or _has_description(path):
             return path
     raise FileNotFoundError(
         f"{source / checkpoint} has no {WEIGHTS}, nor another file of weights that says of "
@@ -525,14 +498,14 @@ def _has_description(path: Path) -> bool:
         return False
 
 
-def newest_checkpoint(folder: Path, wanted: str) -> Path:
+def newest_checkpoint(folder: Path, sought: str) -> Path:
     """Find the newest checkpoint of a run.
 
     Parameters
     ----------
     folder : pathlib.Path
         Its ``output_folder``, or a checkpoint.
-    wanted : str
+    sought : str
         What is looked for there, for the error message.
 
     Returns
@@ -549,16 +522,16 @@ def newest_checkpoint(folder: Path, wanted: str) -> Path:
     """
     checkpoints = [
         path.parent.relative_to(folder)
-        for place in (".", "CKPT*", "*/CKPT*")
-        for path in folder.glob(f"{place}/{METAFNAME}")
+        for pattern in (".", "CKPT*", "*/CKPT*")
+        for path in folder.glob(f"{pattern}/{METAFNAME}")
     ]
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. Give {GIVEN}.")
     if not checkpoints:
         raise FileNotFoundError(
-            f"{folder} has no {wanted}, and no checkpoint. Give {GIVEN}."
+            f"{folder} has no {sought}, and no checkpoint. Give {GIVEN}."
         )
-    return max(checkpoints, key=lambda one: (checkpoint_place(folder, one), one))
+    return max(checkpoints, key=lambda path: (checkpoint_place(folder, path), path))
 
 
 def checkpoint_place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:
@@ -584,19 +557,9 @@ def checkpoint_place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, fl
     ValueError
         If its files do not give it.
     """
-    check_known(folder / checkpoint, (METAFNAME, COUNTER, BRAIN))
-
-    def content(name: str) -> bytes | None:
-        if not (folder / checkpoint / name).exists():
-            return None
-        return read_own(folder, checkpoint / name, _MOST_BYTES)
-
-    try:
-        meta, brain = (plain_yaml(content(n) or b"{}") for n in (METAFNAME, BRAIN))
-        counter = content(COUNTER)
-        return place_of(meta, None if counter is None else counter.decode(), brain)
-    except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(
-            f"{folder / checkpoint} does not say its epoch and step ({error}), so that the "
-            "newest checkpoint is not known. Remove that checkpoint to use another."
-        ) from error
+    names = (METAFNAME, COUNTER, BRAIN)
+    for name in names:
+        if (folder / checkpoint / name).exists():
+            own_file(folder, checkpoint / name)
+    check_known(folder / checkpoint, names)
+    return place_in_run(folder / checkpoint)

@@ -35,9 +35,7 @@ SKIPPED = "skipped.jsonl"
 UNREAD = "unread.jsonl"
 #: SpeechBrain's run option, which checkpoints keep.
 ACCUMULATION = "grad_accumulation_factor"
-#: The same: whether epochs were those of debugging, of a few steps.
-DEBUG = "debug"
-#: Below, a loss scaler has halved so often that it is not the scale that overflows.
+#: Below this scale, a loss scaler has halved so often that it is not the scale that overflows.
 LEAST_SCALE = 2.0**-10
 
 logger = logging.getLogger("train")
@@ -172,7 +170,7 @@ class CheckedSteps(sb.Brain):
         """Build, recover, and drop lines about steps that are taken again."""
         super().on_fit_start()
         if self.checkpointer is not None and not self.debug:
-            # Of lines about these steps, which the checkpoint counted in its own batches.
+            # The checkpoint counted these steps in its own batches.
             position = self.hparams.epoch_counter.current + 1, self.recovered_step
             for name in (SKIPPED, UNREAD):
                 path = Path(self.hparams.output_folder, name)
@@ -255,7 +253,7 @@ class CheckedSteps(sb.Brain):
             self.scaler.update()
         now = self.scaler.get_scale()
         if now < scale or not (scaled or norm.isfinite()):
-            # Of scaled gradients an overflow is no news, unless the loss is none either.
+            # An overflow of scaled gradients is usual, unless the loss is not finite.
             bad = not all(bool(loss.isfinite()) for loss in self.losses)
             to_report = not scaled or self.sum_over_processes(bad)[0]
             self._skip(norm, report=bool(to_report or now < LEAST_SCALE))
@@ -342,7 +340,6 @@ class CheckedSteps(sb.Brain):
                 "tally": vars(self.tally),
                 "batch_size": self.train_sampler.batch_size,
                 ACCUMULATION: self.grad_accumulation_factor,
-                DEBUG: self.debug,
             }
             yaml.safe_dump(state, file)
 
@@ -354,7 +351,7 @@ class CheckedSteps(sb.Brain):
         if end_of_epoch:
             self.step, self.avg_train_loss = 0, 0.0
         self.recovered_step, now = self.step, self.train_sampler.batch_size
-        # At another batch the epoch goes on after as many utterances.
+        # At another batch the epoch resumes after as many utterances.
         self.step = self.step * saved["batch_size"] // now
 
 

@@ -18,6 +18,7 @@ from speechbrain_rev.lobes.checkpointer import (
     load_finished_run,
 )
 from speechbrain_rev.planner import Plan
+from speechbrain_rev.training import run_folder
 from tests.recipes.conftest import in_process
 from tests.recipes.runs import (
     FEW_STEPS,
@@ -142,12 +143,12 @@ def test_a_run_s_own_settings_given_for_another_folder_are_refused(
     before = contents(folder)
     again = [str(folder / "hyperparams.yaml"), f"--output_folder={tmp_path / 'other'}"]
     with pytest.raises(
-        ValueError, match=r"save_folder is .* of the run in .*would be ch"
+        ValueError, match=r"is of the run in .*, and names folders of it"
     ) as refused:
         train.main([*again, "--device=cpu"])
     assert contents(folder) == before
     assert not (tmp_path / "other").exists()
-    _, _, options = str(refused.value).partition("or also ")
+    (options,) = re.findall(r"give also (.*); to begin another", str(refused.value))
     train.main([*again, "--device=cpu", *shlex.split(options)])
     assert contents(folder) == before
     assert str(folder) not in (tmp_path / "other" / "hyperparams.yaml").read_text()
@@ -162,11 +163,13 @@ def test_the_file_of_a_moved_run_is_refused_until_it_names_where_it_is(
     before = contents(folder)
     given = [str(file), "--device=cpu", "--number_of_epochs=2"]
     given += [f"--output_folder={folder}"] * named
-    with pytest.raises(ValueError, match="moved or copied: it names fold") as refused:
+    with pytest.raises(
+        ValueError, match=r"is of the run in .* where it was"
+    ) as refused:
         train.main(given)
     assert contents(folder) == before
     assert not gone.exists()
-    (options,) = re.findall(r"give (.*); to begin another", str(refused.value))
+    (options,) = re.findall(r"give also (.*); to begin another", str(refused.value))
     train.main([*given, *shlex.split(options)])
     assert len((folder / "train_log.txt").read_text().splitlines()) == 2
     assert not gone.exists()
@@ -207,7 +210,7 @@ def test_a_run_that_is_extended_is_none_to_start_from_or_to_take_rates_of(
     assert "not finished" not in embed()
     record = runs.read_record(folder)
     settings = {**record.settings, "number_of_epochs": 3}
-    runs.begin_epochs(folder, replace(record, settings=settings))
+    run_folder.begin_epochs(folder, replace(record, settings=settings))
     words = (
         f"{folder} is not finished: it is being extended to 3 epochs, 1 are done, and its "
         "weights are those of its earlier end."
@@ -254,7 +257,7 @@ def test_what_is_killed_before_it_recovers_leaves_a_finished_run(
     with monkeypatch.context() as patch:
         patch.setattr(train, "give_modes", end)
         # A process that is killed clears nothing away.
-        patch.setattr(runs.shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr(run_folder.shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(InterruptedError):
             again(number_of_epochs=2)
     assert "is a finished run" in again()
@@ -297,7 +300,7 @@ def test_checking_that_a_run_no_longer_does_is_no_changed_setting(again, caplog)
 
 
 def test_other_processes_than_those_of_the_checkpoint_are_listed(again, monkeypatch):
-    monkeypatch.setattr(runs, "process_count", lambda: 2)
+    monkeypatch.setattr(run_folder, "process_count", lambda: 2)
     assert "; processes: was 1, is 2.\n" in again(number_of_epochs=2)
 
 

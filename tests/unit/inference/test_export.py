@@ -23,10 +23,10 @@ from speechbrain_rev.inference import (
     export_run,
     read_cohort,
 )
-from speechbrain_rev.inference.runs import begin_epochs
 from speechbrain_rev.inference.thresholds import RESULTS
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.classifier import CosineClassifier
+from speechbrain_rev.training.run_folder import begin_epochs
 from tests.run_folders import (
     SPEAKERS,
     change_record,

@@ -14,6 +14,7 @@ from speechbrain_rev.inference import SpeakerEmbedder, export_run, read_cohort, 
 from speechbrain_rev.inference.runs import RECORD, TrainingRecord, read_record
 from speechbrain_rev.inference.trained import encoder_file, read_weights
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
+from speechbrain_rev.training import run_folder
 from tests.recipes.stock import write_experiment
 from tests.run_folders import (
     HAPPENED,
@@ -42,9 +43,8 @@ def standing(run):
 
 def test_a_record_is_read_as_it_was_written_and_completed_by_epochs(tmp_path):
     settings = {**SETTINGS, "number_of_epochs": 3}
-    begun = TrainingRecord(
-        settings, *(HAPPENED[n] for n in ("data", "augmentation", "device", "versions"))
-    )
+    nothing = {"epochs": 0, "seconds": 0.0, "lr": None, "margin": None, "averaged": ()}
+    begun = TrainingRecord(settings, **{**HAPPENED, **nothing})
     assert begun.after([]) == begun
     rows = [
         {"epoch": 1, "minutes": 1.5, "lr": 0.1, "margin": 0.0},
@@ -55,8 +55,8 @@ def test_a_record_is_read_as_it_was_written_and_completed_by_epochs(tmp_path):
     for record in (begun, done, replace(done, averaged=(1, 2))):
         record.write(tmp_path)
         assert read_record(tmp_path) == record
-        assert not record.is_finished
-    assert replace(done, averaged=(2, 3)).is_finished
+        assert not record.is_finished(3)
+    assert replace(done, averaged=(2, 3)).is_finished(3)
     with pytest.raises(FileNotFoundError, match=r"has no run\.json: give the output_f"):
         runs.record_of(tmp_path / "save")
 
@@ -66,7 +66,7 @@ def test_where_weights_stand_is_told_of_runs_that_have_not_ended(run, tmp_path):
     change_record(run, {"number_of_epochs": 5})
     words = "not finished: its weights are the mean of epochs up to 2 of 5."
     assert standing(run).endswith(words)
-    runs.begin_epochs(run, read_record(run))
+    run_folder.begin_epochs(run, read_record(run))
     words = "being extended to 5 epochs, 2 are done, and its weights are those of its"
     assert words in standing(run)
     assert not (run / SUMS).exists()
@@ -94,15 +94,15 @@ def run_settings(run, **changed):
 
 
 def test_a_run_is_finished_with_its_epochs_averaged_and_its_weights_as_written(run):
-    assert runs.finished(run_settings(run))
-    assert runs.finished(run_settings(run, number_of_epochs=1))
-    assert not runs.finished(run_settings(run, number_of_epochs=3))
-    assert not runs.finished(run_settings(run, average_checkpoints=2))
+    assert run_folder.finished(run_settings(run))
+    assert run_folder.finished(run_settings(run, number_of_epochs=1))
+    assert not run_folder.finished(run_settings(run, number_of_epochs=3))
+    assert not run_folder.finished(run_settings(run, average_checkpoints=2))
     (run / SUMS).write_text(f"{'0' * 64}  {WEIGHTS}\n")
     with pytest.raises(ValueError, match=f"{WEIGHTS} is not as it was written"):
-        runs.finished(run_settings(run))
-    runs.begin_epochs(run, read_record(run))
-    assert not runs.finished(run_settings(run))
+        run_folder.finished(run_settings(run))
+    run_folder.begin_epochs(run, read_record(run))
+    assert not run_folder.finished(run_settings(run))
 
 
 def test_the_end_of_a_run_is_the_mean_of_its_last_epochs_with_a_checksum(tmp_path):
@@ -114,7 +114,7 @@ def test_the_end_of_a_run_is_the_mean_of_its_last_epochs_with_a_checksum(tmp_pat
         checkpointer.save_checkpoint(meta={"epoch": epoch})
     given = run_settings(run, average_checkpoints=2, keep_checkpoints=2)
     record = change_record(run, epochs=3, averaged=())
-    said = runs.finish({**given, "checkpointer": checkpointer}, record)
+    said = run_folder.finish({**given, "checkpointer": checkpointer}, record)
     assert "the mean of the last 2 epochs" in said
     assert read_record(run).averaged == (2, 3)
     weights = read_weights(run)
@@ -152,10 +152,10 @@ def test_another_network_than_the_record_s_is_refused(tmp_path, then, now, words
     settings = {"output_folder": str(tmp_path), "save_folder": str(tmp_path / "save")}
     settings = {**SETTINGS, "arch": "revnet57", **settings, **now}
     if words is None:
-        runs.refuse_other_network(settings)
+        run_folder.refuse_other_network(settings)
         return
     with pytest.raises(ValueError, match=words):
-        runs.refuse_other_network(settings)
+        run_folder.refuse_other_network(settings)
 
 
 def test_two_runs_do_not_share_a_save_folder(tmp_path):
@@ -163,9 +163,9 @@ def test_two_runs_do_not_share_a_save_folder(tmp_path):
     first.mkdir()
     second.mkdir()
     with (
-        runs.owned(first, save),
+        run_folder.owned(first, save),
         pytest.raises(ValueError, match=r"into .*save\. Wait .* another save_folder"),
-        runs.owned(second, save),
+        run_folder.owned(second, save),
     ):
         pass
     assert not any(path.name == LOCK for path in tmp_path.rglob("*"))
@@ -173,13 +173,13 @@ def test_two_runs_do_not_share_a_save_folder(tmp_path):
 
 @pytest.mark.parametrize("is_main", [True, False])
 def test_of_several_processes_one_locks_the_folder(tmp_path, monkeypatch, is_main):
-    monkeypatch.setattr(runs, "if_main_process", lambda: is_main)
+    monkeypatch.setattr(run_folder, "if_main_process", lambda: is_main)
     with locked(tmp_path / LOCK, "the run", "writing into"):
         if is_main:
             with pytest.raises(ValueError, match="another output_folder"):
-                runs.owned(tmp_path).__enter__()
+                run_folder.owned(tmp_path).__enter__()
         else:
-            with runs.owned(tmp_path), runs.owned(tmp_path):
+            with run_folder.owned(tmp_path), run_folder.owned(tmp_path):
                 pass
 
 

@@ -23,12 +23,12 @@ from hyperpyyaml import load_hyperpyyaml
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
+from speechbrain_rev.files import plain_yaml
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.inference.runs import RECORD, read_record
 from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.inference.untrusted import (
-    open_own,
-    plain_yaml,
+    own_file,
     read_tensors,
 )
 from speechbrain_rev.lobes.description import DESCRIPTION
@@ -629,10 +629,9 @@ def test_only_links_to_content_of_the_hub_s_cache_are_followed(
     (folder / blob).write_bytes(b"content")
     (folder / "file").symlink_to(blob)
     if own:
-        with open_own(folder, "file") as file:
-            assert file.read() == b"content"
+        assert own_file(folder, "file").read_bytes() == b"content"
         # Content that is a link itself is not.
         (folder / blob).rename(tmp_path / "elsewhere")
         (folder / blob).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="file is a link out of its folder"):
-        open_own(folder, "file")
+        own_file(folder, "file")

@@ -137,18 +137,18 @@ OF = "_extra_state is no description of one "
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ([1], "it has no names"),
+        ([1], "is not a mapping"),
         ({**SAID, "more": 1}, "unexpected keyword argument 'more'"),
         (
             {n: v for n, v in SAID.items() if n != "pooling"},
             "missing 1 required .*'pooling'",
         ),
         ({**SAID, "name": 5}, "name is 5 and takes str"),
-        ({**SAID, "widths": 8}, "widths is 8, and no list"),
-        ({**SAID, "widths": [8.5] * 4}, r"widths is \(8\.5, .* takes tuple"),
+        ({**SAID, "widths": 8}, "widths is 8 and takes tuple"),
+        ({**SAID, "widths": [8.5] * 4}, r"widths is \[8\.5, .* takes tuple"),
         ({**SAID, "widths": [2**21] * 4}, "a number of widths is 2097152"),
         ({**SAID, "blocks": [10**6, 1, 1, 1]}, "1,000,003 in all, of at most 4,000"),
-        ({**SAID, "blocks": [True] * 4}, r"blocks is \(True, .* takes tuple"),
+        ({**SAID, "blocks": [True] * 4}, r"blocks is \[True, .* takes tuple"),
         ({**SAID, "n_mels": "80"}, "n_mels is '80'"),
         ({**SAID, "n_mels": 40}, "front_end makes n_mels 80, and the encoder takes 40"),
         ({**SAID, "embedding_dim": 0}, "embedding_dim is 0"),
