@@ -691,7 +691,7 @@ def _converted(value: Any, hint: Any) -> Any:
     """Make the declared tuple of a list, and the declared dataclass of a mapping."""
     for part in get_args(hint) if get_origin(hint) is UnionType else (hint,):
         if isinstance(value, list) and get_origin(part) is tuple:
-            return tuple(value)
+            return tuple(_converted(item, get_args(part)[0]) for item in value)
         if isinstance(value, dict) and is_dataclass(part):
             return made_of(cast("type[DataclassInstance]", part), value)
     return value

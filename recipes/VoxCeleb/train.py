@@ -86,8 +86,8 @@ from speechbrain_rev.training.run_folder import (
     kept_in,
     owned,
     partial_epoch,
-    refuse_fewer_epochs,
     refuse_folders_of_another_run,
+    refuse_other_checkpoints,
     refuse_other_network,
     refuse_own_folder,
     write_hyperparams,
@@ -218,7 +218,7 @@ def main(argv=None, dry_run=dry_run):
             check_writable("save_folder", save)
         with owned(output, save):
             if dry or not trial:
-                refuse_fewer_epochs(settings)
+                refuse_other_checkpoints(settings)
             with kept_in(settings, trial=trial) as files:
                 train(text, settings, run_opts, files, dry_run if dry else None)
     if torch.distributed.is_initialized():

@@ -29,9 +29,9 @@ from speechbrain_rev.files import (
 from speechbrain_rev.heads import HEAD_OF, HEADS, HeadRow
 from speechbrain_rev.inference.runs import (
     HYPERPARAMS,
+    WEIGHTS,
     TrainingRecord,
     read_record,
-    standing,
 )
 from speechbrain_rev.inference.thresholds import (
     RESULTS,
@@ -45,7 +45,6 @@ from speechbrain_rev.inference.thresholds import (
 )
 from speechbrain_rev.inference.trained import (
     SAFETENSORS,
-    WEIGHTS,
     Weights,
     new_folder,
     newest_checkpoint,
@@ -355,20 +354,28 @@ def _trained(facts: CardFacts) -> str:
         "noise" if used.noise else "no noise",
         "reverberation" if used.reverberation else "no reverberation",
     )
-    averaged = ", ".join(map(str, record.averaged))
-    weights = "of the newest checkpoint"
-    if not _in_checkpoint(facts.weights.path):
-        weights = f"mean of epochs {averaged}" if averaged else "of an earlier end"
+    final = None if _in_checkpoint(facts.weights.path) else record.weights
+    end, weights = final or record, "of the newest checkpoint"
+    if final is not None:
+        weights = f"mean of epochs {', '.join(map(str, final.epochs))}"
+    minutes = end.seconds / 60
     rows: dict[str, object] = {
         "epochs": f"{record.epochs} of {settings['number_of_epochs']}",
         "weights": weights,
-        "learning rate at the end": record.lr,
-        "margin at the end": record.margin,
+        "learning rate at their end": None if end.lr is None else f"{end.lr:.3g}",
+        "margin at their end": None if end.margin is None else f"{end.margin:.3g}",
         "augmentation": "; ".join(augmentation),
-        "hours": f"{record.seconds / 3600:.2f} on {record.device}",
+        "time": f"{minutes / 60:.2f} hours"
+        if minutes > 60
+        else f"{minutes:.2f} minutes",
+        "device": record.device,
         "versions": ", ".join(f"{n} {v}" for n, v in record.versions.items()),
     }
     rows |= {name: settings[name] for name in DESCRIBED if name in settings}
+    described = {*DESCRIBED, "lr", "device", *vars(used), *record.versions}
+    for earlier in record.earlier:
+        values = [f"{n} {v}" for n, v in earlier.values.items() if n in described]
+        rows[f"otherwise in the first {earlier.epochs:.3g} epochs"] = "; ".join(values)
     shown = ("null" if value is None else value for value in rows.values())
     return (
         f"{data.utterances:,} utterances of {data.speakers:,} speakers, of "
@@ -542,7 +549,7 @@ def _export(source: Path, out: Path, listed: Path, speeds: int | None) -> list[s
     labels.update_from_iterable(read_labels(listed))
     if speeds is None and record is not None:
         speeds = len(record.settings["speeds"])
-    head, classifier = _classifier(source, weights, len(labels), speeds)
+    head, classifier = _read_classifier(source, weights, len(labels), speeds, record)
     cohort, results = _cohort_of(source), read_results(source)
     if results is not None:
         check_fresh(source / RESULTS, results["model"], weights.fingerprint)
@@ -612,9 +619,9 @@ def _missing(
 ) -> list[str]:
     """Say in words what a model will lack."""
     missing = []
-    if early := standing(source, weights.path):
+    if weights.standing:
         # README.md names no folder of the machine that it is made on.
-        words = early.removeprefix(f"{source} is not finished: ").rstrip(".")
+        words = weights.standing.replace(str(source), "its run").rstrip(".")
         missing.append(f"the end of its training: {words}")
     recipe = "of runs of recipes/VoxCeleb/train.py"
     if cohort is None:
@@ -630,17 +637,25 @@ def _missing(
     return missing
 
 
-def _classifier(
-    source: Path, weights: Weights, speakers: int, speeds: int | None
+def _read_classifier(
+    source: Path,
+    weights: Weights,
+    speakers: int,
+    speeds: int | None,
+    record: TrainingRecord | None,
 ) -> tuple[HeadRow, dict[str, Tensor]]:
-    """Read the newest classifier's weights of the true speakers."""
+    """Read the classifier's weights of the true speakers, of the encoder's last epoch."""
     name = Path(CLASSIFIER)
     if (source / name).exists():
         check_sum(source / name)
         # An exported model has the true speakers alone.
         speeds = 1
     else:
-        name = newest_checkpoint(source, CLASSIFIER) / CLASSIFIER
+        final = None if record is None else record.weights
+        epoch = None
+        if final is not None and not _in_checkpoint(weights.path):
+            epoch = max(final.epochs)
+        name = newest_checkpoint(source, CLASSIFIER, epoch=epoch) / CLASSIFIER
         check_known(source / name.parent, [CLASSIFIER])
     path = own_file(source, name)
     tensors = read_tensors(path)

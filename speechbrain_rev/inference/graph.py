@@ -41,7 +41,6 @@ from speechbrain_rev.inference.front_ends import (
     within,
     without_padding,
 )
-from speechbrain_rev.inference.runs import warn_unfinished
 from speechbrain_rev.inference.trained import Trained, read_trained
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.description import FrontEnd
@@ -377,7 +376,6 @@ def export_graph(source: str | PathLike[str], out: str | PathLike[str]) -> Graph
         for name in ("onnx", "onnxscript"):
             _optional(name)
     trained = read_trained(source)
-    warn_unfinished(source)
     graph = EmbeddingGraph(trained.encoder, trained.front_end)
     with _quiet():
         content = convert(exported(graph), metadata_of(trained))

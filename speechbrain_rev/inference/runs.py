@@ -1,31 +1,31 @@
 """Runs: what happened in a training run's folder.
 
 ``run.json`` records what happened, as it happens: the settings, the speakers that were
-trained on and held out, the augmentation, the epochs that are done, and those whose mean
-the weights are. Exports, remarks on unfinished runs and refusals are made of it. It
-may come from somebody else: it is data of known names and types, or refused.
+trained on and held out, the augmentation, the epochs that are done, those whose mean the
+weights are, and what was otherwise in earlier epochs. Exports, remarks on unfinished runs
+and refusals are made of it. It may come from somebody else: it is data of known names and
+types, or refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from speechbrain.utils.checkpoints import METAFNAME
+
 from speechbrain_rev.files import fits, made_of, parse_json, refusing, write_whole
-from speechbrain_rev.inference.trained import checkpoint_place, encoder_file
 from speechbrain_rev.inference.untrusted import read_own, short
-from speechbrain_rev.processes import process_rank
+from speechbrain_rev.lobes.checkpointer import place_in_run, run_in
 
-logger = logging.getLogger(__name__)
-
-#: The record, and the settings that SpeechBrain's loader builds, in output_folder.
-RECORD, HYPERPARAMS = "run.json", "hyperparams.yaml"
+#: The record, the weights of its end, and the settings that SpeechBrain's loader builds, in output_folder.
+RECORD, WEIGHTS = "run.json", "embedding_model.ckpt"
+HYPERPARAMS = "hyperparams.yaml"
 
 _MOST_BYTES = 1_000_000
 
@@ -68,11 +68,53 @@ class Augmentation:
 
 
 @dataclass(frozen=True)
+class FinalWeights:
+    """What ``embedding_model.ckpt`` is, and how its training ended.
+
+    Attributes
+    ----------
+    epochs : tuple of int
+        Those whose mean it is.
+    fingerprint : str
+        As of ``fingerprint_of``.
+    lr, margin : float or None
+        Of the last step of these epochs.
+    seconds : float
+        Of all epochs up to there.
+    """
+
+    epochs: tuple[int, ...]
+    fingerprint: str
+    lr: float | None
+    margin: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EarlierEpochs:
+    """Epochs of a run that were trained otherwise than the later ones.
+
+    Attributes
+    ----------
+    epochs : float
+        How many from the beginning of the run, with the part of one that was begun.
+    values : mapping of str to object
+        Earlier values of what then changed, by the names of settings, augmentation,
+        packages and ``device``.
+    """
+
+    epochs: float
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class TrainingRecord:
     """What happened in a run.
 
     Attributes
     ----------
+    run : str
+        Names the run; its checkpoints have the name, too.
     settings : mapping of str to object
         The plain settings, as they were composed.
     data : DataCounts
@@ -89,11 +131,14 @@ class TrainingRecord:
         Of these epochs, validation included, as train_log.jsonl has them.
     lr, margin : float or None
         Of the last step of these epochs, the learning rate with the batch counted in.
-    averaged : tuple of int
-        The epochs whose mean ``embedding_model.ckpt`` is; empty while it is not written,
-        or is of an earlier end.
+    weights : FinalWeights or None
+        ``embedding_model.ckpt``; of an earlier end while the run is extended. None before
+        it is written, and while it is.
+    earlier : tuple of EarlierEpochs
+        In order.
     """
 
+    run: str
     settings: Mapping[str, Any]
     data: DataCounts
     augmentation: Augmentation
@@ -103,11 +148,42 @@ class TrainingRecord:
     seconds: float
     lr: float | None
     margin: float | None
-    averaged: tuple[int, ...]
+    weights: FinalWeights | None
+    earlier: tuple[EarlierEpochs, ...]
 
     def is_finished(self, epochs: int) -> bool:
         """Whether the weights are the mean up to this epoch, or to a later one."""
-        return bool(self.averaged) and max(self.averaged) >= epochs
+        return self.weights is not None and max(self.weights.epochs) >= epochs
+
+    def conditions(self) -> dict[str, Any]:
+        """Return by name what a resumed run may have otherwise."""
+        conditions = {"device": self.device, **self.versions, **self.settings}
+        return {**conditions, **dataclasses.asdict(self.augmentation)}
+
+    def following(self, before: TrainingRecord, epochs: float) -> TrainingRecord:
+        """Complete the record by that of the run as it was before it was resumed.
+
+        Parameters
+        ----------
+        before : TrainingRecord
+            In the run's folder.
+        epochs : float
+            How many were trained until then.
+
+        Returns
+        -------
+        TrainingRecord
+        """
+        now = self.conditions()
+        changed = {
+            name: value
+            for name, value in before.conditions().items()
+            if name in now and value != now[name]
+        }
+        earlier = before.earlier
+        if changed and epochs:
+            earlier = (*earlier, EarlierEpochs(epochs, changed))
+        return replace(self, weights=before.weights, earlier=earlier)
 
     def after(self, rows: Sequence[Mapping[str, Any]]) -> TrainingRecord:
         """Complete the record by the epochs that are done.
@@ -138,8 +214,14 @@ class TrainingRecord:
         write_whole(folder / RECORD, content + "\n")
 
 
-# Settings that whoever loads or exports a run reads.
+# Settings that whoever loads, exports or resumes a run reads.
 _SETTINGS: dict[str, Any] = {
+    "output_folder": str,
+    "save_folder": str,
+    "average_checkpoints": int,
+    "batch_size": int,
+    "lr": float,
+    "final_lr": float,
     "number_of_epochs": int,
     "speeds": list[float],
     "loss": str,
@@ -215,58 +297,74 @@ def record_of(folder: str | PathLike[str]) -> TrainingRecord:
     return record
 
 
-def standing(folder: str | PathLike[str], weights: Path) -> str:
-    """Say of which epoch weights are, where that is not the end of their run.
+def standing(weights: Path, fingerprint: str) -> str:
+    """Return of which epoch weights are, where that is not the end of their run.
 
     Parameters
     ----------
-    folder : str or path-like
-        The run's ``output_folder``.
     weights : pathlib.Path
-        The file, as ``encoder_file`` finds it.
+        The file: ``embedding_model.ckpt`` of a run, or one of a checkpoint.
+    fingerprint : str
+        Of its weights.
 
     Returns
     -------
     str
         A sentence; empty for a finished run, and where nothing is recorded.
+
+    Raises
+    ------
+    ValueError
+        If the run records other weights, or the checkpoint is another run's.
     """
-    record = read_record(folder)
+    checkpoint = weights.parent
+    in_checkpoint = (checkpoint / METAFNAME).exists()
+    folders = [checkpoint.parent, checkpoint.parent.parent]
+    if not in_checkpoint:
+        folders = [weights.parent] if weights.name == WEIGHTS else []
+    folder = next((each for each in folders if (each / RECORD).exists()), None)
+    record = None if folder is None else read_record(folder)
     if record is None:
         return ""
-    epochs = record.settings["number_of_epochs"]
-    if weights.parent != Path(folder):
-        checkpoint = weights.parent.relative_to(folder)
-        epoch, ended, step, _ = checkpoint_place(Path(folder), checkpoint)
+    epochs, final = record.settings["number_of_epochs"], record.weights
+    if in_checkpoint:
+        if run_in(checkpoint) not in (record.run, None):
+            raise ValueError(another_run(checkpoint, folder))
+        epoch, ended, step, _ = place_in_run(checkpoint)
         where = f"of epoch {epoch}" + (f" at step {step}" if not ended else "")
+        if record.is_finished(epochs):
+            return (
+                f"{folder} lacks {WEIGHTS}, which the same command of training writes "
+                f"again: these weights are {where} alone."
+            )
         return (
             f"{folder} is not finished: its weights are {where} of {epochs}, of the "
             "newest checkpoint."
         )
+    if final is None:
+        return (
+            f"{folder} is not finished: {record.epochs} of {epochs} epochs are done, and "
+            "its weights are of an earlier end, or their writing was interrupted. The same "
+            "command of training completes it."
+        )
+    if final.fingerprint != fingerprint:
+        raise ValueError(
+            f"{weights} has other weights than the run in {folder} wrote, by its {RECORD}. "
+            "Bring the file back, or delete it: the same command of training writes it "
+            "again."
+        )
     if record.is_finished(epochs):
         return ""
-    if not record.averaged:
-        return (
-            f"{folder} is not finished: it is being extended to {epochs} epochs, "
-            f"{record.epochs} are done, and its weights are those of its earlier end."
-        )
     return (
-        f"{folder} is not finished: its weights are the mean of epochs up to "
-        f"{max(record.averaged)} of {epochs}."
+        f"{folder} is not finished: it is being extended to {epochs} epochs, "
+        f"{record.epochs} are done, and its weights are those of an earlier end, the mean of "
+        f"epochs up to {max(final.epochs)}."
     )
 
 
-def warn_unfinished(source: str | PathLike[str]) -> None:
-    """Log a warning where the weights of a run are not those of its end.
-
-    Parameters
-    ----------
-    source : str or path-like
-        A run, or whatever else has weights.
-    """
-    folder = Path(source)
-    if (
-        not process_rank()
-        and folder.is_dir()
-        and (message := standing(folder, encoder_file(folder)))
-    ):
-        logger.warning(message)
+def another_run(checkpoint: Path, folder: str | PathLike[str] | None) -> str:
+    """Return the refusal of a checkpoint that another run has written."""
+    return (
+        f"{checkpoint} is a checkpoint of another run than that in {folder}. Bring back the "
+        "checkpoints of this one, or give the folder of the other."
+    )

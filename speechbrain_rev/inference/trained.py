@@ -28,6 +28,7 @@ from torch import Tensor
 from speechbrain_rev.files import SUMS, check_sum, write_whole, writing_alone
 from speechbrain_rev.inference.archive import fingerprint_of
 from speechbrain_rev.inference.front_ends import WaveformEncoder
+from speechbrain_rev.inference.runs import WEIGHTS, standing
 from speechbrain_rev.inference.thresholds import (
     THRESHOLDS,
     Thresholds,
@@ -54,11 +55,12 @@ from speechbrain_rev.lobes.description import (
     weights_in,
 )
 from speechbrain_rev.lobes.pretrained import unwrapped
+from speechbrain_rev.processes import process_rank
 
 logger = logging.getLogger(__name__)
 
 #: The encoder's weights in an exported model, and in a run that has ended.
-SAFETENSORS, WEIGHTS = "embedding_model.safetensors", "embedding_model.ckpt"
+SAFETENSORS = "embedding_model.safetensors"
 #: The description of the encoder as JSON, written for people.
 SETTINGS = "settings.json"
 
@@ -228,12 +230,15 @@ class Weights:
         Of the encoder.
     state_dict : dict of str to torch.Tensor
         On the CPU; they fit the encoder and are finite.
+    standing : str
+        Of which epoch they are, where that is not the end of their run.
     """
 
     path: Path
     fingerprint: str
     description: EncoderDescription
     state_dict: dict[str, Tensor]
+    standing: str
 
 
 @dataclass(frozen=True)
@@ -313,11 +318,13 @@ def read_trained(
     OSError
         As of ``model_folder``.
     ValueError
-        If the file is damaged, leads out of the folder, or has other weights than its
-        encoder; if the encoder or its features are not known.
+        If the file is damaged, leads out of the folder, has other weights than its
+        encoder, or is of another run than the folder; if the encoder or its features are not known.
     """
     with reading(source, revision) as folder:
         weights = read_weights(folder, encoder)
+        if weights.standing and not process_rank():
+            logger.warning(weights.standing)
         thresholds = read_thresholds(
             folder if folder.is_dir() else folder.parent, weights.fingerprint
         )
@@ -367,9 +374,9 @@ def read_weights(
         raise ValueError(f"{path}: {error}") from error
     check_weights(tensors, expected, path)
     state_dict = {name: value.clone() for name, value in tensors.items()}
-    return Weights(
-        path, fingerprint_of(state_dict, description), description, state_dict
-    )
+    fingerprint = fingerprint_of(state_dict, description)
+    remark = standing(path, fingerprint)
+    return Weights(path, fingerprint, description, state_dict, remark)
 
 
 def _describe_encoder(
@@ -498,8 +505,8 @@ def _has_description(path: Path) -> bool:
         return False
 
 
-def newest_checkpoint(folder: Path, sought: str) -> Path:
-    """Find the newest checkpoint of a run.
+def newest_checkpoint(folder: Path, sought: str, *, epoch: int | None = None) -> Path:
+    """Find the newest checkpoint of a run, or that of the end of an epoch.
 
     Parameters
     ----------
@@ -507,6 +514,8 @@ def newest_checkpoint(folder: Path, sought: str) -> Path:
         Its ``output_folder``, or a checkpoint.
     sought : str
         What is looked for there, for the error message.
+    epoch : int, optional
+        The epoch; any by default.
 
     Returns
     -------
@@ -531,7 +540,15 @@ def newest_checkpoint(folder: Path, sought: str) -> Path:
         raise FileNotFoundError(
             f"{folder} has no {sought}, and no checkpoint. Give {GIVEN}."
         )
-    return max(checkpoints, key=lambda path: (checkpoint_place(folder, path), path))
+    places = {path: checkpoint_place(folder, path) for path in checkpoints}
+    if epoch is not None:
+        places = {p: place for p, place in places.items() if place[:2] == (epoch, True)}
+        if not places:
+            raise FileNotFoundError(
+                f"{folder} has no checkpoint of the end of epoch {epoch} any more, whose "
+                f"{sought} belongs to its weights. Train it to its end first."
+            )
+    return max(places, key=lambda path: (places[path], path))
 
 
 def checkpoint_place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:

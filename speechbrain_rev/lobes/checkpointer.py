@@ -431,6 +431,30 @@ def place_in_run(folder: Path) -> tuple[int, bool, int, float]:
         raise ValueError(_untrusted(folder, why)) from error
 
 
+def run_in(checkpoint: Path) -> str | None:
+    """Read which run has written a checkpoint.
+
+    Parameters
+    ----------
+    checkpoint : Path
+        Its folder.
+
+    Returns
+    -------
+    str or None
+        As its record and all its checkpoints name it; None where it does not say.
+
+    Raises
+    ------
+    ValueError
+        If its file is not what training writes.
+    """
+    if not (checkpoint / BRAIN).is_file():
+        return None
+    brain = plain_yaml(read_limited(checkpoint / BRAIN, _MOST_BYTES))
+    return None if brain.get("run") is None else str(brain["run"])
+
+
 def _place(checkpoint: Checkpoint) -> tuple[int, bool, int, float]:
     return place_in_run(Path(checkpoint.path))
 

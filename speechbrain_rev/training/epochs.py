@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from speechbrain_rev.data import ChunkBatch
 from speechbrain_rev.inference.running import RepeatedShapes
-from speechbrain_rev.inference.runs import TrainingRecord
+from speechbrain_rev.inference.runs import TrainingRecord, read_record
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.checkpointer import (
     is_end_of_epoch,
@@ -127,7 +128,13 @@ class ValidatedEpochs(CheckedSteps):
         done, step = self.hparams.epoch_counter.current, self.step
         if self.record is not None and self.files is not None:
             rows = self.epoch_log.rows()
-            self.record = self.record.after([r for r in rows if r["epoch"] <= done])
+            self.record = replace(self.record, run=self.run).after(
+                [row for row in rows if row["epoch"] <= done]
+            )
+            before = read_record(self.hparams.output_folder)
+            if before is not None:
+                trained = done + self.step / len(self.train_sampler)
+                self.record = self.record.following(before, trained)
             run_on_main(self.files.take_over, args=[self.record])
         if (done or step) and if_main_process():
             epoch = done + 1 if step else done
@@ -200,7 +207,7 @@ class ValidatedEpochs(CheckedSteps):
         if stage == sb.Stage.TRAIN:
             assert epoch is not None
             if not self.step:
-                self.tally = Tally()
+                self.tally, self.earlier_seconds = Tally(), 0.0
             self.train_sampler.set_epoch(epoch)
             self.train_sampler.start_at(self.step)
             size = self.train_sampler.batch_size
@@ -235,7 +242,7 @@ class ValidatedEpochs(CheckedSteps):
         sampler, schedule = self.train_sampler, self.hparams.lr_annealing
         utterances = self.step * sampler.batch_size
         waited, total = self.sum_over_processes(self.batches.seconds, seconds)
-        # Times are those of the steps since.
+        # Rates are those of the steps since.
         resumed = {"resumed_after_step": self.first_step} if self.first_step else {}
         return {
             "epoch": epoch,
@@ -247,7 +254,7 @@ class ValidatedEpochs(CheckedSteps):
             "unread_files": self.tally.unread,
             "lr": schedule.current_lr,
             "margin": self.hparams.compute_cost.margin,
-            "minutes": seconds / 60,
+            "minutes": (self.earlier_seconds + seconds) / 60,
             # The share of all processes: one that waits holds up the others.
             "data_wait_percent": 100 * waited / total,
             "utterances_per_second": (self.step - self.first_step)

@@ -27,7 +27,6 @@ from speechbrain_rev.data.seeding import processes_saved
 from speechbrain_rev.files import (
     LOCK,
     SUMS,
-    check_sum,
     digest_of,
     locked,
     write_sums,
@@ -38,12 +37,15 @@ from speechbrain_rev.hparams import OptimizerWarning, resolve
 from speechbrain_rev.hparams.document import dump
 from speechbrain_rev.inference.runs import (
     HYPERPARAMS,
+    WEIGHTS,
     Augmentation,
     DataCounts,
+    FinalWeights,
     TrainingRecord,
+    another_run,
     read_record,
 )
-from speechbrain_rev.inference.trained import WEIGHTS, saved_bytes
+from speechbrain_rev.inference.trained import read_weights, saved_bytes
 from speechbrain_rev.lobes.checkpointer import (
     BRAIN,
     WholeCheckpointer,
@@ -51,6 +53,7 @@ from speechbrain_rev.lobes.checkpointer import (
     check_known,
     is_end_of_epoch,
     kept_epochs,
+    run_in,
 )
 from speechbrain_rev.processes import process_count
 from speechbrain_rev.training.steps import ACCUMULATION
@@ -90,9 +93,10 @@ def begin_record(
     Returns
     -------
     TrainingRecord
-        Without epochs.
+        Without epochs and the name of the run, which its checkpoints have.
     """
     return TrainingRecord(
+        run="",
         settings=settings,
         data=DataCounts(
             prepared.utterances,
@@ -107,7 +111,8 @@ def begin_record(
         seconds=0.0,
         lr=None,
         margin=None,
-        averaged=(),
+        weights=None,
+        earlier=(),
     )
 
 
@@ -157,13 +162,13 @@ def finished(settings: Mapping[str, Any]) -> bool:
     Raises
     ------
     ValueError
-        If the weights are not as they were written.
+        If the weights are damaged, or not those that the run wrote.
     """
     folder = Path(settings["output_folder"])
     record = read_record(folder)
-    if record is None or not record.averaged or not (folder / WEIGHTS).is_file():
+    if record is None or not record.weights or not (folder / WEIGHTS).is_file():
         return False
-    check_sum(folder / WEIGHTS)
+    read_weights(folder / WEIGHTS)
     same = record.settings["average_checkpoints"] == settings["average_checkpoints"]
     return bool(same) and record.is_finished(settings["number_of_epochs"])
 
@@ -317,8 +322,8 @@ def refuse_other_network(settings: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_fewer_epochs(settings: Mapping[str, Any]) -> None:
-    """Refuse to end a run before the epoch that it has come to, or to begin it anew.
+def refuse_other_checkpoints(settings: Mapping[str, Any]) -> None:
+    """Refuse another run's checkpoints, those of later epochs, and too few of them.
 
     Parameters
     ----------
@@ -328,11 +333,16 @@ def refuse_fewer_epochs(settings: Mapping[str, Any]) -> None:
     Raises
     ------
     ValueError
-        If more epochs were trained than number_of_epochs, or than save_folder has
-        checkpoints of.
+        If a checkpoint is another run's, or if more epochs were trained than
+        number_of_epochs, or than save_folder has checkpoints of.
     """
     output, save = settings["output_folder"], settings["save_folder"]
+    record = read_record(output)
     checkpoints = WholeCheckpointer(save).list_checkpoints()
+    for each in checkpoints:
+        path = Path(each.path)
+        if record is not None and run_in(path) not in (record.run, None):
+            raise ValueError(another_run(path, output))
     ended = [each.meta["epoch"] for each in checkpoints if is_end_of_epoch(each)]
     trained, epochs = max(ended, default=0), settings["number_of_epochs"]
     if trained > epochs:
@@ -341,7 +351,6 @@ def refuse_fewer_epochs(settings: Mapping[str, Any]) -> None:
             f"its weights would be those of later epochs. Give --number_of_epochs={trained} "
             "or more, or another output_folder."
         )
-    record = read_record(output)
     if record is not None and record.epochs > trained:
         raise ValueError(
             f"The run in {output} has trained {record.epochs} epochs, and {save} has "
@@ -373,12 +382,17 @@ def finish(settings: Mapping[str, Any], record: TrainingRecord) -> str:
     )
     count = settings["average_checkpoints"]
     average, epochs = average_of_last_epochs(checkpointer, ENCODER, count)
-    # Weights that a killed process leaves have no checksum and no averaged epochs.
-    begin_epochs(folder, record)
+    # Weights that a killed process leaves have no checksum and are not recorded.
+    replace(record, weights=None).write(folder)
+    (folder / SUMS).unlink(missing_ok=True)
     weights = folder / WEIGHTS
     write_whole(weights, saved_bytes(average))
     write_sums(folder, {WEIGHTS: digest_of(weights)})
-    replace(record, averaged=tuple(epochs)).write(folder)
+    fingerprint = read_weights(weights).fingerprint
+    final = FinalWeights(
+        tuple(epochs), fingerprint, record.lr, record.margin, record.seconds
+    )
+    replace(record, weights=final).write(folder)
     averaged = len(epochs)
     of = f"the mean of the last {averaged} epochs" if averaged > 1 else "one epoch's"
     fewer = f" (average_checkpoints is {count}, and there are no more)"
@@ -386,20 +400,6 @@ def finish(settings: Mapping[str, Any], record: TrainingRecord) -> str:
         f"Finished: {weights}, {of}{fewer * (averaged < count)}. Next: "
         f"speechbrain-rev embed {shlex.quote(str(folder))} FILE"
     )
-
-
-def begin_epochs(folder: Path, record: TrainingRecord) -> None:
-    """Record that epochs follow: weights that are there are not the run's last ones.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        The run's.
-    record : TrainingRecord
-        Of the epochs that are done.
-    """
-    replace(record, averaged=()).write(folder)
-    (folder / SUMS).unlink(missing_ok=True)
 
 
 # A folder in output_folder, for files of a trial or of a run that has not yet recovered.
@@ -425,13 +425,10 @@ class RunFiles:
     trial: bool
 
     def take_over(self, record: TrainingRecord) -> None:
-        """Replace the run's files, once it has recovered and nothing refuses them.
-
-        From here on the run's weights are not its last ones.
-        """
+        """Replace the run's files, once it has recovered and nothing refuses them."""
         if self.trial:
             return
-        begin_epochs(self.output, record)
+        record.write(self.output)
         if self.folder != self.output:
             for path in sorted(self.folder.iterdir()):
                 path.replace(self.output / path.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,6 +151,11 @@ class CheckedSteps(sb.Brain):
     mean_loss: float = math.nan
     #: Steps of the loader since the last one of the optimizer, from 1.
     pending: tuple[int, ...] = ()
+    #: Names the run, in its checkpoints and its record.
+    run: str
+    #: Seconds of the epoch before this process resumed it, and when this one began.
+    earlier_seconds: float = 0.0
+    stage_start: float = 0.0
     #: Steps of the epoch that the checkpoint had seen.
     recovered_step: int = 0
     #: Losses of their batches.
@@ -160,6 +167,7 @@ class CheckedSteps(sb.Brain):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        self.run = uuid.uuid4().hex
         if self.compile:
             raise ValueError(
                 "compile would give whole modules to torch.compile, which trains chains and "
@@ -336,7 +344,10 @@ class CheckedSteps(sb.Brain):
         super()._save(path)
         self.tally.read(self.modules.embedding_model)
         with open(path, "a", encoding="utf-8") as file:
+            seconds = self.earlier_seconds + time.monotonic() - self.stage_start
             state = {
+                "run": self.run,
+                "seconds": seconds,
                 "tally": vars(self.tally),
                 "batch_size": self.train_sampler.batch_size,
                 ACCUMULATION: self.grad_accumulation_factor,
@@ -348,8 +359,9 @@ class CheckedSteps(sb.Brain):
         super()._recover(path, end_of_epoch)
         saved = yaml.safe_load(Path(path).read_text())
         self.tally = Tally(**saved["tally"])
+        self.run, self.earlier_seconds = saved["run"], saved["seconds"]
         if end_of_epoch:
-            self.step, self.avg_train_loss = 0, 0.0
+            self.step, self.avg_train_loss, self.earlier_seconds = 0, 0.0, 0.0
         self.recovered_step, now = self.step, self.train_sampler.batch_size
         # At another batch the epoch resumes after as many utterances.
         self.step = self.step * saved["batch_size"] // now

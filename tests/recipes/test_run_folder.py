@@ -13,7 +13,7 @@ from speechbrain_rev.data import VoxCelebFolder
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.files import LOCK, locked
 from speechbrain_rev.inference import SpeakerEmbedder, evaluation, runs
-from speechbrain_rev.inference.trained import encoder_file
+from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.lobes.checkpointer import (
     load_finished_run,
 )
@@ -204,16 +204,16 @@ def test_a_run_that_is_extended_is_none_to_start_from_or_to_take_rates_of(
         return caplog.text
 
     def standing():
-        return runs.standing(folder, encoder_file(folder))
+        return read_weights(folder).standing
 
     assert not standing()
     assert "not finished" not in embed()
     record = runs.read_record(folder)
     settings = {**record.settings, "number_of_epochs": 3}
-    run_folder.begin_epochs(folder, replace(record, settings=settings))
+    replace(record, settings=settings).write(folder)
     words = (
         f"{folder} is not finished: it is being extended to 3 epochs, 1 are done, and its "
-        "weights are those of its earlier end."
+        "weights are those of an earlier end, the mean of epochs up to 1."
     )
     assert standing() == words
     assert words in embed()
