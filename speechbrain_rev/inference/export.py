@@ -252,8 +252,9 @@ def _thresholds(facts: CardFacts) -> str:
         "|---|---|---|",
     ]
     lines += [
-        f"| {one.name} | {one.normalisation} | {one.value:.4f} |"
-        for one in facts.thresholds
+        f"| {each.name} | {each.normalisation} | {each.value:.4f} | "
+        f"{' to '.join(map(str, sorted({*each.enrolled})))} |"
+        for each in facts.thresholds
     ]
     return "\n".join(lines)
 

@@ -269,7 +269,12 @@ class Thresholds:
         if len(lists) == 1:
             return _judge(lists[0], utterances)
         if fitting:
-            return None, f"No threshold is chosen: {_list_names(fitting)}", ""
+            measured = [each for each in fitting if each.fits(utterances)]
+            return (
+                None,
+                f"No threshold is chosen: {_list_names(measured or fitting)}",
+                "",
+            )
         why = (
             self.missing or f"The model's thresholds are not of {normalisation} scores."
         )

@@ -181,7 +181,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     # torch's own message for a refused pickle advises to load it all the same.
-    except REFUSED as error:
+    # Of a file cut short it may raise that a place in it is none.
+    except (*REFUSED, OSError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise
         raise ValueError(
             f"{path} is not loaded: it is damaged, or holds more than plain tensors. "
             f"{_PLAIN}"

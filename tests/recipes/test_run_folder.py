@@ -223,6 +223,26 @@ def test_a_run_that_is_extended_is_none_to_start_from_or_to_take_rates_of(
     assert "are of epoch 1 of 3, of the newest checkpoint" in standing()
 
 
+def test_a_run_is_extended_under_its_name_and_says_what_was_otherwise(
+    again, folder, tmp_path
+):
+    before = runs.read_record(folder)
+    again(output_folder=folder, number_of_epochs=2, weight_decay=0.5)
+    after = runs.read_record(folder)
+    assert after.run == before.run
+    assert after.weights.epochs != before.weights.epochs
+    assert after.weights.fingerprint == read_weights(folder).fingerprint
+    (earlier,) = after.earlier
+    assert earlier.epochs == before.epochs
+    assert earlier.values["weight_decay"] == before.settings["weight_decay"]
+    # Another run's checkpoints in the place of its own.
+    shutil.copytree(folder, tmp_path / "other")
+    record = runs.read_record(tmp_path / "other")
+    replace(record, run="another").write(tmp_path / "other")
+    with pytest.raises(ValueError, match="a checkpoint of another run than that in"):
+        again(output_folder=tmp_path / "other", number_of_epochs=3)
+
+
 def test_a_save_folder_that_is_a_file_is_refused(again, tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "save").touch()

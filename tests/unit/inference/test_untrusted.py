@@ -468,6 +468,14 @@ def test_other_weights_than_the_encoder_s_are_refused(run, change, words):
     refused(run, words)
 
 
+@pytest.mark.parametrize("size", [0, 1, 100, 5000, 20_000, 20_001, 40_000, 60_000])
+def test_weights_that_were_cut_short_are_named(run, size):
+    os.truncate(run / CKPT, size)
+    refused(
+        run, f"{CKPT} is not loaded: it is damaged, or holds more than plain tensors"
+    )
+
+
 @pytest.mark.slow(drawn=False)
 def test_no_attack_takes_more_than_the_stated_memory(model, exported, tmp_path):
     folders = [model]
