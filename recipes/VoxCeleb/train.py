@@ -89,10 +89,9 @@ from speechbrain_rev.training.run_folder import (
     refuse_folders_of_another_run,
     refuse_other_checkpoints,
     refuse_other_network,
-    refuse_own_folder,
     write_hyperparams,
 )
-from speechbrain_rev.training.start_from import start_from
+from speechbrain_rev.training.start_from import refuse_own_folder, start_from
 
 DRY_RUN = ("--dry_run", "--dry-run")
 

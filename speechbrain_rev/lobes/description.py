@@ -163,7 +163,7 @@ class EncoderDescription:
         with refusing(
             "the weights do not say of which encoder they are: "
             f"{DESCRIPTION} is no description of one",
-            "Copy them again.",
+            "Copy the file again, or update this package.",
         ):
             return made_of(cls, parse_json(_read_text(state_dict[DESCRIPTION])))
 

@@ -549,30 +549,6 @@ def partial_epoch(settings: Mapping[str, Any], prepared: Prepared) -> str:
     )
 
 
-def refuse_own_folder(settings: Mapping[str, Any]) -> None:
-    """Refuse a run that would write into the finished one it starts from.
-
-    Parameters
-    ----------
-    settings : mapping
-        The run's plain settings.
-
-    Raises
-    ------
-    ValueError
-        If output_folder is pretrained_run or a folder in it.
-    """
-    ours, theirs = settings["output_folder"], settings["pretrained_run"]
-    if theirs is None:
-        return
-    if Path(ours).resolve().is_relative_to(Path(theirs).resolve()):
-        raise ValueError(
-            f"output_folder {ours} is pretrained_run {theirs} or in it: the settings and "
-            "checkpoints of the finished run would be overwritten. Give another "
-            "output_folder, and pretrained_run without a slash at its end."
-        )
-
-
 def refuse_folders_of_another_run(
     settings: Mapping[str, Any], file: str | Path
 ) -> None:
