@@ -9,17 +9,29 @@ import hashlib
 import json
 import logging
 import os
+import re
 import reprlib
 import secrets
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import IO, TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    IO,
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
+import yaml
 from filelock import FileLock, Timeout
 
 if TYPE_CHECKING:
@@ -505,6 +517,53 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
+class _Plain(yaml.SafeLoader):
+    """Reads plain values. Merge keys are none: they double what they merge."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Leave a merge key as it is, which is then refused like any unknown tag."""
+
+
+def plain_yaml(content: bytes) -> Any:
+    """Read YAML of plain values.
+
+    Raises
+    ------
+    ValueError
+        If it is anything else.
+
+    Examples
+    --------
+    >>> plain_yaml(b"epoch: !new:os.system [ls]")
+    Traceback (most recent call last):
+    ValueError: could not determine a constructor for the tag '!new:os.system' ...
+    """
+    try:
+        return yaml.load(content, _Plain)
+    except (
+        *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
+        *(RecursionError, yaml.YAMLError),
+    ) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+def read_limited(path: Path, most: int) -> bytes:
+    """Read a file of at most so many bytes.
+
+    Raises
+    ------
+    ValueError
+        If it has more.
+    OSError
+        If it cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes. Is it another file?")
+    return content
+
+
 def read_json(path: str | Path) -> Any:
     """Read a file of JSON, as ``parse_json`` does.
 
@@ -581,9 +640,10 @@ def refusing(what: str, remedy: str) -> Iterator[None]:
 
 
 def made_of(kind: type[Instance], values: Mapping[str, Any]) -> Instance:
-    """Make a dataclass of the values of its fields, each of the type that it declares.
+    """Make a dataclass of the values that JSON has of its fields, each of its declared type.
 
-    Numbers are finite, and none is below 0 unless the field's metadata has ``signed``.
+    A list becomes the tuple and a mapping the dataclass that a field declares. Numbers are
+    finite, and none is below 0 unless the field's metadata has ``signed``.
 
     Parameters
     ----------
@@ -613,26 +673,57 @@ def made_of(kind: type[Instance], values: Mapping[str, Any]) -> Instance:
     """
     values, hints = {**values}, get_type_hints(kind)
     for field in fields(kind):
-        value = values.get(field.name)
+        if field.name not in values:
+            continue
+        given, hint = values[field.name], hints[field.name]
+        values[field.name] = value = _converted(given, hint)
         least = -_LARGEST if "signed" in field.metadata else 0
-        if field.name in values and not _fits(value, hints[field.name], least):
-            bounds = "" if "str" in field.type else f" of {least} to {_LARGEST}"
+        if not fits(value, hint, least):
+            has_numbers = re.search(r"\b(int|float)\b", str(field.type))
+            bounds = f" of {least} to {_LARGEST}" if has_numbers else ""
             raise ValueError(
-                f"{field.name} is {reprlib.repr(value)} and takes {field.type}{bounds}"
+                f"{field.name} is {reprlib.repr(given)} and takes {field.type}{bounds}"
             )
     return kind(**values)
 
 
-def _fits(value: Any, hint: Any, least: int) -> bool:
-    """Whether a value of JSON is of a type, and its numbers are within bounds."""
+def _converted(value: Any, hint: Any) -> Any:
+    """Make the declared tuple of a list, and the declared dataclass of a mapping."""
+    for part in get_args(hint) if get_origin(hint) is UnionType else (hint,):
+        if isinstance(value, list) and get_origin(part) is tuple:
+            return tuple(_converted(item, get_args(part)[0]) for item in value)
+        if isinstance(value, dict) and is_dataclass(part):
+            return made_of(cast("type[DataclassInstance]", part), value)
+    return value
+
+
+def fits(value: Any, hint: Any, least: int = 0) -> bool:
+    """Return whether a value of JSON is of a type, and its numbers are within bounds.
+
+    Parameters
+    ----------
+    value : object
+        The value.
+    hint : type
+        As a dataclass declares it: ``list[str] | None``.
+    least : int
+        The least that a number may be.
+
+    Examples
+    --------
+    >>> fits([1.5, 2], list[float]), fits([True], list[float]), fits(float("nan"), float)
+    (True, False, False)
+    """
     origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in parts
     if origin is UnionType:
-        return any(_fits(value, part, least) for part in parts)
+        return any(fits(value, part, least) for part in parts)
     if origin is not None:
         if not isinstance(value, origin):
             return False
         items = value.values() if origin is Mapping else value
-        return all(_fits(item, parts[origin is Mapping], least) for item in items)
+        return all(fits(item, parts[origin is Mapping], least) for item in items)
     if hint in (int, float):
         return type(value) in (int, hint) and least <= value <= _LARGEST
-    return isinstance(value, hint)
+    return hint is Any or isinstance(value, hint)

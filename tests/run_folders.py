@@ -11,10 +11,18 @@ import numpy as np
 import soundfile
 import torch
 from speechbrain.dataio.encoder import CategoricalEncoder
+from speechbrain.utils.epoch_loop import EpochCounter
 
 from speechbrain_rev.data import Utterance, write_manifest
 from speechbrain_rev.inference import EmbeddingArchive
-from speechbrain_rev.inference.runs import TrainingRecord, read_record
+from speechbrain_rev.inference.archive import fingerprint_of
+from speechbrain_rev.inference.runs import (
+    Augmentation,
+    DataCounts,
+    FinalWeights,
+    TrainingRecord,
+    read_record,
+)
 from speechbrain_rev.inference.thresholds import RESULTS
 from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
@@ -37,6 +45,8 @@ SETTINGS = {
     "number_of_epochs": 2,
     "average_checkpoints": 1,
     "batch_size": 4,
+    "lr": 0.1,
+    "final_lr": 5e-5,
     "data_folder": "/secret/place/VoxCeleb2",
     "train_list": None,
     "trial_lists": ["/secret/place/one.txt"],
@@ -49,24 +59,17 @@ SETTINGS = {
 SPEAKERS = ("id00001", "id00002", "id00003")
 #: What happened in it.
 HAPPENED = {
-    "data": {
-        "utterances": 12,
-        "speakers": len(SPEAKERS),
-        "held_out_speakers": 2,
-        "left_out": 0,
-    },
-    "augmentation": {
-        "speeds": SETTINGS["speeds"],
-        "noise": False,
-        "reverberation": False,
-    },
+    "data": DataCounts(12, len(SPEAKERS), held_out_speakers=2, left_out=0),
+    "augmentation": Augmentation(
+        tuple(SETTINGS["speeds"]), noise=False, reverberation=False
+    ),
     "device": "cpu, 1 process(es)",
     "versions": {"torch": torch.__version__},
     "epochs": 2,
     "seconds": 90.0,
     "lr": 0.01,
     "margin": 0.2,
-    "averaged": (2,),
+    "earlier": (),
 }
 #: Of the features that encoders here take.
 FRONT_END = {"kind": "speechbrain", "sample_rate": TINY["sample_rate"]}
@@ -95,11 +98,20 @@ def tiny_encoder(
 def write_run(folder: Path, seed: int = 0, **changed: object) -> SpeakerEncoder:
     """Write a finished run's record and weights, and settings that run code; its encoder."""
     folder.mkdir(parents=True, exist_ok=True)
-    TrainingRecord(settings={**TINY, **SETTINGS, **changed}, **HAPPENED).write(folder)
     hostile = "checkpointer: !new:os.system [touch executed]\n"
     (folder / "hyperparams.yaml").write_text(hostile)
     encoder = tiny_encoder(seed)
     torch.save(encoder.state_dict(), folder / "embedding_model.ckpt")
+    fingerprint = fingerprint_of(encoder.state_dict(), encoder.description)
+    TrainingRecord(
+        run="the run",
+        settings={
+            "output_folder": str(folder), "save_folder": str(folder / "save"),
+            **TINY, **SETTINGS, **changed,
+        },
+        weights=FinalWeights((2,), fingerprint, 0.01, 0.2, 90.0),
+        **HAPPENED,
+    ).write(folder)  # fmt: skip
     return encoder
 
 
@@ -190,7 +202,10 @@ def write_finished_run(
     classes = len(speakers) * len(SETTINGS["speeds"])
     classifier = CosineClassifier(TINY["embedding_dim"], classes)
     modules = {"embedding_model": encoder, "classifier": classifier}
-    WholeCheckpointer(save, modules).save_checkpoint()
+    counter = EpochCounter(limit=2)
+    counter.current = 2
+    checkpointer = WholeCheckpointer(save, {**modules, "counter": counter})
+    checkpointer.save_checkpoint(meta={"epoch": 2})
     return classifier
 
 

@@ -40,7 +40,7 @@ from speechbrain_rev.data.packing import pack
 from speechbrain_rev.data.preparation import prepare
 from speechbrain_rev.files import check_writable
 from speechbrain_rev.hparams import compose, plain_settings
-from speechbrain_rev.inference.runs import owned
+from speechbrain_rev.training.run_folder import owned
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -63,24 +63,7 @@ from speechbrain_rev.data.preparation import (
 from speechbrain_rev.devices import described
 from speechbrain_rev.files import check_writable
 from speechbrain_rev.hparams import OptimizerWarning, compose, plain_settings
-from speechbrain_rev.inference.runs import (
-    HYPERPARAMS,
-    RANDOM_STATE,
-    already_finished,
-    begin_record,
-    changed_settings,
-    finish,
-    finished,
-    has_run,
-    kept_in,
-    owned,
-    partial_epoch,
-    read_record,
-    refuse_fewer_epochs,
-    refuse_folders_of_another_run,
-    refuse_other_network,
-    write_hyperparams,
-)
+from speechbrain_rev.inference.runs import HYPERPARAMS, read_record
 from speechbrain_rev.lobes.checkpointer import CHANNELS, KeptArithmetic
 from speechbrain_rev.processes import end_process, process_count
 from speechbrain_rev.scoring import read_trials
@@ -92,6 +75,22 @@ from speechbrain_rev.training import (
     give_modes,
 )
 from speechbrain_rev.training.progress import beginning_log, keep_routine_off_terminal
+from speechbrain_rev.training.run_folder import (
+    RANDOM_STATE,
+    already_finished,
+    begin_record,
+    changed_settings,
+    finish,
+    finished,
+    has_run,
+    kept_in,
+    owned,
+    partial_epoch,
+    refuse_folders_of_another_run,
+    refuse_other_checkpoints,
+    refuse_other_network,
+    write_hyperparams,
+)
 from speechbrain_rev.training.start_from import refuse_own_folder, start_from
 
 DRY_RUN = ("--dry_run", "--dry-run")
@@ -218,7 +217,7 @@ def main(argv=None, dry_run=dry_run):
             check_writable("save_folder", save)
         with owned(output, save):
             if dry or not trial:
-                refuse_fewer_epochs(settings)
+                refuse_other_checkpoints(settings)
             with kept_in(settings, trial=trial) as files:
                 train(text, settings, run_opts, files, dry_run if dry else None)
     if torch.distributed.is_initialized():

@@ -127,8 +127,12 @@ def add_encoder(command: argparse._ActionsContainer) -> None:
 
 
 def _encoder(text: str) -> dict[str, Any]:
-    # argparse reports what is no JSON, and names the option.
-    return dict(json.loads(text))
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(
+            f"it takes a JSON object, '{{\"name\": ...}}', not {text!r}"
+        ) from error
 
 
 def add_output(command: argparse.ArgumentParser) -> None:

@@ -16,25 +16,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speechbrain_rev.files import opened_whole
-from speechbrain_rev.lobes.description import weights_in
+from speechbrain_rev.lobes.description import EncoderDescription, weights_in
 
 _MAX_CHARACTERS = 500
 
 
-def fingerprint_of(state_dict: Mapping[str, Tensor]) -> str:
-    """Hash weights: the same for a run, its export and a copy of either.
-
-    What an encoder says of itself in its state dict does not count.
+def fingerprint_of(
+    state_dict: Mapping[str, Tensor], description: EncoderDescription | None = None
+) -> str:
+    """Hash what embeddings depend on: the same for a run, its export and a copy of either.
 
     Parameters
     ----------
     state_dict : mapping of str to torch.Tensor
-        In any order.
+        In any order. What an encoder says of itself there does not count.
+    description : EncoderDescription, optional
+        Of the encoder and its features, as it is used: equal weights behind other features
+        or another pooling make other embeddings.
 
     Returns
     -------
     str
-        The SHA-256 of names, types, shapes and values, in hexadecimal digits.
+        The SHA-256 of names, types, shapes and values, and of the description, in
+        hexadecimal digits.
 
     Example
     -------
@@ -44,6 +48,8 @@ def fingerprint_of(state_dict: Mapping[str, Tensor]) -> str:
     (True, 64)
     """
     digest = hashlib.sha256()
+    if description is not None:
+        digest.update(description.as_tensor().numpy().data)
     for name, value in sorted(weights_in(state_dict).items()):
         # repr quotes the name: none runs into what follows it.
         digest.update(f"{name!r} {value.dtype} {list(value.shape)}\n".encode())

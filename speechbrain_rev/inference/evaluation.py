@@ -35,7 +35,7 @@ from speechbrain_rev.inference import (
 from speechbrain_rev.inference.audio import Channels
 from speechbrain_rev.processes import gathered, process_count, process_rank, shared_rows
 
-from .runs import record_of, standing
+from .runs import record_of
 from .thresholds import RESULTS, read_results
 from .trained import read_weights
 from .verification import EMBEDDINGS as COHORT
@@ -624,10 +624,9 @@ def score_run(
         subtract_mean=subtract_mean,
         replicates=replicates,
     )
-    early = standing(run, weights.path)
-    if report is None or not early:
+    if report is None or not weights.standing:
         return report
-    return replace(report, remarks=(early, *report.remarks))
+    return replace(report, remarks=(weights.standing, *report.remarks))
 
 
 def score_file(path: Path, replicates: int = REPLICATES) -> ScoreReport:

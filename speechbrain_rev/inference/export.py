@@ -18,6 +18,7 @@ from torch import Tensor
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.data.preparation import LABELS
 from speechbrain_rev.files import (
     check_sum,
     digest_of,
@@ -28,9 +29,9 @@ from speechbrain_rev.files import (
 from speechbrain_rev.heads import HEAD_OF, HEADS, HeadRow
 from speechbrain_rev.inference.runs import (
     HYPERPARAMS,
+    WEIGHTS,
     TrainingRecord,
     read_record,
-    standing,
 )
 from speechbrain_rev.inference.thresholds import (
     RESULTS,
@@ -44,9 +45,7 @@ from speechbrain_rev.inference.thresholds import (
 )
 from speechbrain_rev.inference.trained import (
     SAFETENSORS,
-    WEIGHTS,
     Weights,
-    built_of,
     new_folder,
     newest_checkpoint,
     read_trained,
@@ -62,12 +61,12 @@ from speechbrain_rev.inference.verification import (
     check_fresh,
     read_cohort,
 )
+from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.checkpointer import check_known
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.lobes.description import EncoderDescription
 from speechbrain_rev.scoring import measures_in
 
-LABELS = "label_encoder.txt"
 CLASSIFIER = "classifier.ckpt"
 CARD = "README.md"
 
@@ -215,7 +214,7 @@ def model_card(facts: CardFacts) -> str:
     encoder, record = facts.weights.description, facts.record
     assert encoder.front_end is not None
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in built_of(encoder).parameters())
+        parameters = sum(p.numel() for p in build_encoder(**vars(encoder)).parameters())
     return _CARD.format(
         arch=architecture(encoder.name).name,
         millions=parameters / 1e6,
@@ -253,8 +252,9 @@ def _thresholds(facts: CardFacts) -> str:
         "|---|---|---|",
     ]
     lines += [
-        f"| {one.name} | {one.normalisation} | {one.value:.4f} |"
-        for one in facts.thresholds
+        f"| {each.name} | {each.normalisation} | {each.value:.4f} | "
+        f"{' to '.join(map(str, sorted({*each.enrolled})))} |"
+        for each in facts.thresholds
     ]
     return "\n".join(lines)
 
@@ -321,7 +321,7 @@ def list_names(
     lists = [PurePath(path) for path in paths]
     known = {"_".join(path.parts).strip("/_"): path.stem for path in lists}
     known |= {path.stem: path.stem for path in lists}
-    # Of a list unknown here, only a whole path has the ending of a file.
+    # A list that the run does not know is a whole path where it ends like a file.
     short = {n: known.get(n, "trials" if PurePath(n).suffix else n) for n in names}
     short = {n: name if is_name(name) else "trials" for n, name in short.items()}
     alike = Counter(short.values())
@@ -342,36 +342,46 @@ def _trained(facts: CardFacts) -> str:
     if record is None:
         return f"{facts.speakers} speakers; the run has no record of its training."
     settings, data = record.settings, record.data
-    given = settings["data_folder"]
-    folders = [PurePath(f).name for f in ([given] if isinstance(given, str) else given)]
+    paths = settings["data_folder"]
+    paths = [paths] if isinstance(paths, str) else paths
+    folders = [PurePath(path).name for path in paths]
     of = "all speakers that are in no trial list"
     if settings["train_list"]:
         of = f"the list {PurePath(settings['train_list']).name}"
     tested = [PurePath(path).name for path in settings["trial_lists"]]
     used = record.augmentation
-    augmentation = [f"speeds {', '.join(map(str, used['speeds']))}"]
-    augmentation += [
-        name if used[name] else f"no {name}" for name in ("noise", "reverberation")
-    ]
-    averaged = ", ".join(map(str, record.averaged))
-    weights = "of the newest checkpoint"
-    if not _in_checkpoint(facts.weights.path):
-        weights = f"mean of epochs {averaged}" if averaged else "of an earlier end"
+    augmentation = (
+        f"speeds {', '.join(map(str, used.speeds))}",
+        "noise" if used.noise else "no noise",
+        "reverberation" if used.reverberation else "no reverberation",
+    )
+    final = None if _in_checkpoint(facts.weights.path) else record.weights
+    end, weights = final or record, "of the newest checkpoint"
+    if final is not None:
+        weights = f"mean of epochs {', '.join(map(str, final.epochs))}"
+    minutes = end.seconds / 60
     rows: dict[str, object] = {
         "epochs": f"{record.epochs} of {settings['number_of_epochs']}",
         "weights": weights,
-        "learning rate at the end": record.lr,
-        "margin at the end": record.margin,
+        "learning rate at their end": None if end.lr is None else f"{end.lr:.3g}",
+        "margin at their end": None if end.margin is None else f"{end.margin:.3g}",
         "augmentation": "; ".join(augmentation),
-        "hours": f"{record.seconds / 3600:.2f} on {record.device}",
+        "time": f"{minutes / 60:.2f} hours"
+        if minutes > 60
+        else f"{minutes:.2f} minutes",
+        "device": record.device,
         "versions": ", ".join(f"{n} {v}" for n, v in record.versions.items()),
     }
     rows |= {name: settings[name] for name in DESCRIBED if name in settings}
+    described = {*DESCRIBED, "lr", "device", *vars(used), *record.versions}
+    for earlier in record.earlier:
+        values = [f"{n} {v}" for n, v in earlier.values.items() if n in described]
+        rows[f"otherwise in the first {earlier.epochs:.3g} epochs"] = "; ".join(values)
     shown = ("null" if value is None else value for value in rows.values())
     return (
-        f"{data['utterances']:,} utterances of {data['speakers']:,} speakers, of "
-        f"{' and '.join(folders)}: {of}. {data['held_out_speakers']:,} more speakers were "
-        f"held out for validation; {data['left_out']:,} utterances were left out, whose "
+        f"{data.utterances:,} utterances of {data.speakers:,} speakers, of "
+        f"{' and '.join(folders)}: {of}. {data.held_out_speakers:,} more speakers were "
+        f"held out for validation; {data.left_out:,} utterances were left out, whose "
         f"speakers are in these trial lists: {', '.join(tested) or 'none'}.\n\n"
         "| what | value |\n|---|---|\n"
         + "\n".join(
@@ -540,7 +550,7 @@ def _export(source: Path, out: Path, listed: Path, speeds: int | None) -> list[s
     labels.update_from_iterable(read_labels(listed))
     if speeds is None and record is not None:
         speeds = len(record.settings["speeds"])
-    head, classifier = _classifier(source, weights, len(labels), speeds)
+    head, classifier = _read_classifier(source, weights, len(labels), speeds, record)
     cohort, results = _cohort_of(source), read_results(source)
     if results is not None:
         check_fresh(source / RESULTS, results["model"], weights.fingerprint)
@@ -586,10 +596,10 @@ def _labels(source: Path, labels: str | PathLike[str] | None) -> Path:
                 "CategoricalEncoder wrote for this run."
             )
         return path
-    own = LABELS if (source / LABELS).exists() else f"save/{LABELS}"
+    name = LABELS if (source / LABELS).exists() else f"save/{LABELS}"
     return own_file(
         source,
-        own,
+        name,
         given="the folder of a training run, and the file that numbers its speakers "
         "where it lies elsewhere (--labels FILE)",
     )
@@ -610,9 +620,9 @@ def _missing(
 ) -> list[str]:
     """Say in words what a model will lack."""
     missing = []
-    if early := standing(source, weights.path):
+    if weights.standing:
         # README.md names no folder of the machine that it is made on.
-        words = early.removeprefix(f"{source} is not finished: ").rstrip(".")
+        words = weights.standing.replace(str(source), "its run").rstrip(".")
         missing.append(f"the end of its training: {words}")
     recipe = "of runs of recipes/VoxCeleb/train.py"
     if cohort is None:
@@ -628,32 +638,40 @@ def _missing(
     return missing
 
 
-def _classifier(
-    source: Path, weights: Weights, speakers: int, speeds: int | None
+def _read_classifier(
+    source: Path,
+    weights: Weights,
+    speakers: int,
+    speeds: int | None,
+    record: TrainingRecord | None,
 ) -> tuple[HeadRow, dict[str, Tensor]]:
-    """Read the newest classifier's weights of the true speakers."""
-    own = Path(CLASSIFIER)
-    if (source / own).exists():
-        check_sum(source / own)
+    """Read the classifier's weights of the true speakers, of the encoder's last epoch."""
+    name = Path(CLASSIFIER)
+    if (source / name).exists():
+        check_sum(source / name)
         # An exported model has the true speakers alone.
         speeds = 1
     else:
-        own = newest_checkpoint(source, CLASSIFIER) / CLASSIFIER
-        check_known(source / own.parent, [CLASSIFIER])
-    path = own_file(source, own)
-    held = read_tensors(path)
-    weight = held.get("weight")
+        final = None if record is None else record.weights
+        epoch = None
+        if final is not None and not _in_checkpoint(weights.path):
+            epoch = max(final.epochs)
+        name = newest_checkpoint(source, CLASSIFIER, epoch=epoch) / CLASSIFIER
+        check_known(source / name.parent, [CLASSIFIER])
+    path = own_file(source, name)
+    tensors = read_tensors(path)
+    weight = tensors.get("weight")
     dim = weights.description.embedding_dim
     heads = [
         head
         for head in HEADS.values()
         if weight is not None
-        and len(held) == 1
+        and len(tensors) == 1
         and weight.dim()
         and tuple(weight.shape) == head.weight_shape(len(weight), dim)
     ]
     if weight is None or not heads:
-        shapes = {name: list(tensor.shape) for name, tensor in held.items()}
+        shapes = {key: list(tensor.shape) for key, tensor in tensors.items()}
         raise ValueError(
             f"{path} holds {shapes or 'nothing'}, and an exported model has a classifier "
             f"of cosines of embeddings of {dim} values, which is one weight [classes, "

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.compliance import kaldi
 
+from speechbrain_rev.lobes.description import FrontEnd
 from speechbrain_rev.reversible.replay import autocast_off
 
 
@@ -47,21 +48,21 @@ def usable_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        wanted = torch.device(device)
+        chosen = torch.device(device)
     except (RuntimeError, TypeError):
-        wanted = torch.device("meta")
-    if wanted.type not in ("cpu", "cuda"):
+        chosen = torch.device("meta")
+    if chosen.type not in ("cpu", "cuda"):
         raise ValueError(
             f"device takes cpu, cuda, or cuda:N for the GPU of number N, not {device}."
         )
-    if wanted.type == "cuda":
+    if chosen.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (wanted.index or 0) >= count:
+        if (chosen.index or 0) >= count:
             raise ValueError(
                 f"device {device} is not there: torch sees {count} CUDA devices. "
                 "`speechbrain-rev env` shows them; cpu always works."
             )
-    return wanted
+    return chosen
 
 
 #: As the knob ``precision`` of training has them.
@@ -95,8 +96,8 @@ def usable_precision(precision: str, device: torch.device) -> Precision:
     >>> usable_precision("bf16", torch.device("cpu"))
     'bf16'
     """
-    known: dict[object, Precision] = {name: name for name in get_args(Precision)}
-    if precision not in known:
+    precisions: dict[object, Precision] = {name: name for name in get_args(Precision)}
+    if precision not in precisions:
         raise ValueError(
             f"precision takes {', '.join(get_args(Precision))}, not {precision!r}."
         )
@@ -112,7 +113,7 @@ def usable_precision(precision: str, device: torch.device) -> Precision:
                 f"precision bf16 needs a GPU of compute capability 8.0, and {device} has "
                 f"{'.'.join(map(str, capability))}. Give precision fp16 or fp32."
             )
-    return known[precision]
+    return precisions[precision]
 
 
 def computing_in(precision: Precision, device: torch.device) -> torch.autocast:
@@ -129,7 +130,7 @@ def computing_in(precision: Precision, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=half)
 
 
-# Of Fbank, which centres its frames: an utterance has one more than whole hops.
+# Fbank centres its frames: an utterance has one more than whole hops.
 _HOPS_PER_SECOND = 100
 KALDI_WINDOW_MS, KALDI_HOP_MS = 25, 10
 # Kaldi reads 16-bit samples as they are, and its floor of energies is of their size.
@@ -179,17 +180,15 @@ class SpeechBrainFbank(nn.Module):
             Relative, 1.0 for an utterance of all frames; None if none is padded.
         """
         with autocast_off(waveforms.device):
-            if samples is None:
-                features = self.compute_features(waveforms)
-                whole = torch.ones(
-                    len(features), device=features.device, dtype=torch.float32
-                )
-                return self.mean_var_norm(features, whole), None
-            frames = fbank_frames(samples, self.sample_rate)
+            frames = fbank_frames(
+                _whole_lengths(waveforms) if samples is None else samples,
+                self.sample_rate,
+            )
             features = padded_fbank(self.compute_features, waveforms, frames)
             counted = within(frames, features.shape[1])
             normalised = self.mean_var_norm(features, counted)
-        return normalised, frames.float() / features.shape[1]
+        lengths = None if samples is None else frames.float() / features.shape[1]
+        return normalised, lengths
 
 
 class KaldiFbank(nn.Module):
@@ -287,6 +286,15 @@ FRONT_ENDS: dict[str, type[SpeechBrainFbank] | type[KaldiFbank]] = {
 }
 
 
+#: The features of this package's training.
+DEFAULT = FrontEnd("speechbrain", 16000, 80)
+
+
+def _whole_lengths(waveforms: Tensor) -> Tensor:
+    batch, samples = waveforms.shape
+    return torch.full((batch,), samples, device=waveforms.device, dtype=torch.int64)
+
+
 def padded_fbank(fbank: Fbank, waveforms: Tensor, frames: Tensor) -> Tensor:
     """Compute SpeechBrain's filterbanks of utterances that are padded, each as if alone.
 
@@ -338,8 +346,8 @@ def without_padding(power: Tensor, frames: Tensor) -> Tensor:
     [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
     """
     positions = torch.arange(power.shape[1], device=power.device, dtype=torch.int64)
-    own = positions < frames.to(power.device).unsqueeze(1)
-    return power.where(own.unsqueeze(2), 0)
+    is_speech = positions < frames.to(power.device).unsqueeze(1)
+    return power.where(is_speech.unsqueeze(2), 0)
 
 
 def within(frames: Tensor, longest: int) -> Tensor:
@@ -398,12 +406,8 @@ class WaveformEncoder(nn.Module):
     ----------
     encoder : nn.Module
         Takes filterbanks [batch, time, n_mels] and relative lengths [batch] or None.
-    n_mels : int
-        Mel bands.
-    sample_rate : int
-        Hertz.
-    front_end : {"speechbrain", "kaldi"}
-        Whose filterbanks: those of this package's training, or WeSpeaker's.
+    front_end : FrontEnd
+        How the features are made that the encoder was trained with.
 
     Example
     -------
@@ -416,17 +420,12 @@ class WaveformEncoder(nn.Module):
     def __init__(
         self,
         encoder: nn.Module,
-        *,
-        n_mels: int = 80,
-        sample_rate: int = 16000,
-        front_end: str = "speechbrain",
+        front_end: FrontEnd = DEFAULT,
     ):
         super().__init__()
-        if front_end not in FRONT_ENDS:
-            raise ValueError(
-                f"front_end must be one of {', '.join(FRONT_ENDS)}, but is {front_end!r}."
-            )
-        self.front_end = FRONT_ENDS[front_end](n_mels=n_mels, sample_rate=sample_rate)
+        self.front_end = FRONT_ENDS[front_end.kind](
+            n_mels=front_end.n_mels, sample_rate=front_end.sample_rate
+        )
         self.encoder = encoder
 
     def forward(self, waveforms: Tensor, samples: Tensor | None = None) -> Tensor:
@@ -484,9 +483,7 @@ class FbankStatistics(nn.Module):
     def forward(self, waveforms: Tensor, samples: Tensor | None = None) -> Tensor:
         """Map [batch, samples], of which ``samples`` count, to [batch, 1, statistics]."""
         if samples is None:
-            samples = torch.full(
-                (len(waveforms),), waveforms.shape[1], dtype=torch.int64
-            )
+            samples = _whole_lengths(waveforms)
         frames = fbank_frames(samples, self.sample_rate)
         with autocast_off(waveforms.device):
             features = padded_fbank(self.compute_features, waveforms, frames)

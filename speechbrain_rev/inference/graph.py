@@ -41,13 +41,13 @@ from speechbrain_rev.inference.front_ends import (
     within,
     without_padding,
 )
-from speechbrain_rev.inference.runs import warn_unfinished
 from speechbrain_rev.inference.trained import Trained, read_trained
 from speechbrain_rev.lobes import SpeakerEncoder
+from speechbrain_rev.lobes.description import FrontEnd
 from speechbrain_rev.lobes.inference_form import inference_form
 from speechbrain_rev.lobes.pooling import is_quantized
 
-# Of torchaudio's kaldi.fbank, whose defaults front_ends leaves as they are.
+# Defaults of torchaudio's kaldi.fbank, which KaldiFbank leaves as they are.
 _PREEMPHASIS, _LOW_HZ = 0.97, 20.0
 
 
@@ -204,10 +204,8 @@ class EmbeddingGraph(nn.Module):
     ----------
     encoder : SpeakerEncoder
         The trained encoder, which stays as it is.
-    sample_rate : int
-        Hertz.
-    front_end : {"speechbrain", "kaldi"}
-        Whose filterbanks it was trained with.
+    front_end : FrontEnd
+        How the features are made that it was trained with.
 
     Raises
     ------
@@ -218,14 +216,12 @@ class EmbeddingGraph(nn.Module):
     --------
     >>> from speechbrain_rev.lobes import build_encoder
     >>> encoder = build_encoder("revnet57", widths=(8,) * 4, blocks=(1,) * 4)
-    >>> graph = EmbeddingGraph(encoder, sample_rate=16000, front_end="speechbrain")
+    >>> graph = EmbeddingGraph(encoder, FrontEnd("speechbrain", 16000, 80))
     >>> graph(torch.randn(2, 16000), torch.tensor([16000, 9000])).shape
     torch.Size([2, 256])
     """
 
-    def __init__(
-        self, encoder: SpeakerEncoder, *, sample_rate: int, front_end: str
-    ) -> None:
+    def __init__(self, encoder: SpeakerEncoder, front_end: FrontEnd) -> None:
         super().__init__()
         if is_quantized(encoder):
             raise ValueError(
@@ -233,9 +229,9 @@ class EmbeddingGraph(nn.Module):
                 "not know. Export the encoder as it was, and quantize the ONNX file with "
                 "onnxruntime.quantization."
             )
-        self.sample_rate = sample_rate
-        self.front_end = GRAPH_FRONT_ENDS[front_end](
-            n_mels=encoder.n_mels, sample_rate=sample_rate
+        self.sample_rate = front_end.sample_rate
+        self.front_end = GRAPH_FRONT_ENDS[front_end.kind](
+            n_mels=front_end.n_mels, sample_rate=front_end.sample_rate
         )
         self.encoder = inference_form(encoder)
 
@@ -257,8 +253,8 @@ class EmbeddingGraph(nn.Module):
         positions = torch.arange(
             waveforms.shape[1], device=waveforms.device, dtype=torch.int64
         )
-        own = positions < samples.unsqueeze(1)
-        features, lengths = self.front_end(waveforms.where(own, 0.0), samples)
+        is_speech = positions < samples.unsqueeze(1)
+        features, lengths = self.front_end(waveforms.where(is_speech, 0.0), samples)
         return self.encoder.embed(features, lengths).squeeze(1)
 
 
@@ -297,16 +293,16 @@ def exported(graph: EmbeddingGraph) -> ExportedProgram:
         )
     for module in program.graph_module.modules():
         for node in cast(GraphModule, module).graph.nodes:
-            # Names of files on the machine where it was traced.
+            # Stack traces name files of the machine that traced the graph.
             node.meta.pop("stack_trace", None)
     return program
 
 
 #: The name of torch.export's extra file with the metadata.
 METADATA = "metadata.json"
-#: Of an embedding's length: how far a graph may be from the encoder in PyTorch.
+#: Largest distance from PyTorch's embedding, as a fraction of its length.
 TOLERANCE = 1e-4
-# What onnxruntime of early 2023 on reads, and all that is needed here.
+# onnxruntime reads this opset since early 2023.
 _OPSET = 18
 # A message of protobuf has less than 2 GiB; nodes and names take some of them.
 _MOST_BYTES = 2**31 - 2**24
@@ -376,16 +372,11 @@ def export_graph(source: str | PathLike[str], out: str | PathLike[str]) -> Graph
     check_file("out:", path)
     convert, load = _FORMATS[ending]
     if convert is _onnx_bytes:
-        # Before the work and not after it.
+        # A missing package is reported before the work, not after it.
         for name in ("onnx", "onnxscript"):
             _optional(name)
     trained = read_trained(source)
-    warn_unfinished(source)
-    graph = EmbeddingGraph(
-        trained.encoder,
-        sample_rate=trained.front_end.sample_rate,
-        front_end=trained.front_end.kind,
-    )
+    graph = EmbeddingGraph(trained.encoder, trained.front_end)
     with _quiet():
         content = convert(exported(graph), metadata_of(trained))
         embed = load(content)
@@ -431,12 +422,7 @@ def deviation_of(embed: Embed, trained: Trained) -> float:
         The largest distance over the length of the embedding.
     """
     rate = trained.front_end.sample_rate
-    model = WaveformEncoder(
-        trained.encoder,
-        n_mels=trained.front_end.n_mels,
-        sample_rate=rate,
-        front_end=trained.front_end.kind,
-    ).eval()
+    model = WaveformEncoder(trained.encoder, trained.front_end).eval()
     distances = []
     for seconds in ([1.0, 0.61, 0.25], [1.387]):
         samples = torch.tensor([int(s * rate) for s in seconds], dtype=torch.int64)
@@ -445,7 +431,7 @@ def deviation_of(embed: Embed, trained: Trained) -> float:
             expected = model(waveforms, samples).squeeze(1)
         off = (embed(waveforms, samples) - expected).norm(dim=1)
         distances.append(off / expected.norm(dim=1))
-    # A NaN is the largest.
+    # max() of distances with a NaN is NaN, which is refused.
     return float(torch.cat(distances).max())
 
 
@@ -486,8 +472,8 @@ def _pt2_embed(content: bytes) -> Embed:
 
 
 def _onnx_bytes(program: ExportedProgram, metadata: Mapping[str, str]) -> bytes:
-    held = [*program.state_dict.values(), *program.constants.values()]
-    size = sum(part.nbytes for part in held if isinstance(part, Tensor))
+    parts = [*program.state_dict.values(), *program.constants.values()]
+    size = sum(part.nbytes for part in parts if isinstance(part, Tensor))
     if size > _MOST_BYTES:
         raise ValueError(
             f"The graph's weights have {size:,} bytes, and a file of ONNX holds at most "
@@ -510,7 +496,7 @@ def _onnx_bytes(program: ExportedProgram, metadata: Mapping[str, str]) -> bytes:
     model = converted.model_proto
     graph = model.graph
     for part in [*graph.node, *graph.input, *graph.output, *graph.value_info]:
-        # Of the tracing; a runtime reads none of it.
+        # Tracing left these; a runtime reads neither.
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
     onnx.helper.set_model_props(model, dict(metadata))
@@ -527,8 +513,8 @@ def _onnx_embed(content: bytes) -> Embed | None:
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def embed(waveforms: Tensor, samples: Tensor) -> Tensor:
-        given = {"waveforms": waveforms.numpy(), "samples": samples.numpy()}
-        return torch.from_numpy(session.run(["embeddings"], given)[0])
+        inputs = {"waveforms": waveforms.numpy(), "samples": samples.numpy()}
+        return torch.from_numpy(session.run(["embeddings"], inputs)[0])
 
     return embed
 

@@ -26,7 +26,6 @@ from speechbrain_rev.inference.audio import (
 )
 from speechbrain_rev.inference.front_ends import usable_device, usable_precision
 from speechbrain_rev.inference.running import OnBad, RunningModel, Windows
-from speechbrain_rev.inference.runs import warn_unfinished
 from speechbrain_rev.inference.thresholds import Thresholds
 from speechbrain_rev.inference.trained import read_trained
 from speechbrain_rev.inference.verification import (
@@ -146,7 +145,6 @@ class SpeakerEmbedder:
         device = usable_device(device)
         usable_precision(precision, device)
         trained = read_trained(source, revision, encoder=encoder)
-        warn_unfinished(source)
         return cls(
             trained.model_for(device, precision),
             sample_rate=trained.front_end.sample_rate,

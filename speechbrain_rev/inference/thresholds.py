@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from speechbrain_rev.files import check_sum, parse_json, refusing
+from speechbrain_rev.files import check_sum, made_of, parse_json, refusing
 from speechbrain_rev.inference.untrusted import read_own, short
 from speechbrain_rev.scoring import MEASURES
 
@@ -32,17 +33,6 @@ _USUAL = MEASURES["eer"]
 _MAX_THRESHOLDS, _MAX_NAME, _MAX_TRIALS = 1_000, 200, 10**12
 # AS-Norm counts deviations.
 _LARGEST = {"cosine": 1.0, "as_norm": 1e6}
-_TYPES: dict[str, tuple[type, ...]] = {
-    "trials": (str,),
-    "point": (str,),
-    "normalisation": (str,),
-    "value": (float, int),
-    "targets": (int,),
-    "impostors": (int,),
-    "eer": (float, int),
-    "enrolled": (tuple, list),
-    "interval": (tuple, list, type(None)),
-}
 
 
 def read_results(folder: Path) -> dict[str, Any] | None:
@@ -69,16 +59,20 @@ def read_results(folder: Path) -> dict[str, Any] | None:
     if not (folder / RESULTS).exists():
         return None
     content = read_own(folder, RESULTS, _MAX_BYTES)
-    with refusing(
-        f"{folder / RESULTS} is not what recipes/VoxCeleb/score.py writes",
-        "Run it again, or remove the file.",
-    ):
+    with _refusing_results(folder / RESULTS):
         report: dict[str, Any] = parse_json(content)
-        _check(report)
+        _check_report(report)
         return report
 
 
-def _check(report: object) -> None:
+def _refusing_results(path: str | Path) -> AbstractContextManager[None]:
+    return refusing(
+        f"{path} is not what recipes/VoxCeleb/score.py writes",
+        "Run it again, or remove the file.",
+    )
+
+
+def _check_report(report: object) -> None:
     """Refuse what users of the results would stumble over."""
     if not isinstance(report, dict) or type(report.get("model")) is not str:
         raise ValueError("it does not say of which model it is")
@@ -108,6 +102,10 @@ def _check_figures(row: Mapping[str, Any]) -> None:
         pair = isinstance(bounds, list) and len(bounds) == 2
         if bounds is not None and not (pair and all(map(_is_finite, bounds))):
             raise ValueError(f"{measure.name}_95 is {short(bounds)}")
+
+
+def _is_range(bounds: Sequence[float]) -> bool:
+    return len(bounds) == 2 and bounds[0] <= bounds[1]
 
 
 def _is_finite(figure: object) -> bool:
@@ -141,53 +139,36 @@ class Threshold:
 
     Example
     -------
-    >>> one = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123, (1, 1), None)
-    >>> one.name, one.fits(1), one.fits(4)
+    >>> threshold = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123, (1, 1), None)
+    >>> threshold.name, threshold.fits(1), threshold.fits(4)
     ('vox1_o', True, False)
     """
 
     trials: str
     point: str
     normalisation: Normalisation
-    value: float
+    value: float = field(metadata={"signed": True})
     targets: int
     impostors: int
     eer: float
     enrolled: tuple[int, ...]
-    interval: tuple[float, ...] | None
+    interval: tuple[float, ...] | None = field(metadata={"signed": True})
 
     def __post_init__(self) -> None:
-        for name, types in _TYPES.items():
-            value = getattr(self, name)
-            if type(value) not in types:
-                raise ValueError(f"{name} is {short(value)}")
-        for name in ("trials", "point"):
-            text = getattr(self, name)
-            if not is_name(text):
-                raise ValueError(f"{name} is {short(text)}")
-        if self.normalisation not in get_args(Normalisation):
-            raise ValueError(f"normalisation is {short(self.normalisation)}")
-        for name in ("enrolled", "interval"):
-            pair = getattr(self, name)
-            kinds = (int,) if name == "enrolled" else (int, float)
-            if pair is not None and not (
-                len(pair) == 2
-                and all(type(bound) in kinds for bound in pair)
-                and pair[0] <= pair[1]
-            ):
-                raise ValueError(f"{name} is {short(pair)}")
-            object.__setattr__(self, name, None if pair is None else tuple(pair))
-        for name in ("targets", "impostors"):
-            if not 0 < getattr(self, name) <= _MAX_TRIALS:
-                raise ValueError(f"{name} is {short(getattr(self, name))}")
-        # An integer of any length has no float.
-        if not 0 <= self.eer <= 1:
-            raise ValueError(f"eer is {short(self.eer)}, and no fraction")
         largest = _LARGEST[self.normalisation]
-        if not -largest <= self.value <= largest:
-            raise ValueError(
-                f"value is {short(self.value)}, and no {self.normalisation}"
-            )
+        ranges = {
+            "trials": is_name(self.trials),
+            "point": is_name(self.point),
+            "enrolled": _is_range(self.enrolled),
+            "interval": self.interval is None or _is_range(self.interval),
+            "targets": 0 < self.targets <= _MAX_TRIALS,
+            "impostors": 0 < self.impostors <= _MAX_TRIALS,
+            "eer": self.eer <= 1,
+            "value": -largest <= self.value <= largest,
+        }
+        for name, is_within in ranges.items():
+            if not is_within:
+                raise ValueError(f"{name} is {short(getattr(self, name))}")
 
     @property
     def name(self) -> str:
@@ -208,7 +189,7 @@ class Threshold:
         return (
             f"{self.point} of the list {self.trials}: {self.targets:,} target and "
             f"{self.impostors:,} impostor trials of speakers enrolled with "
-            f"{_utterances(*self.enrolled)}, {_USUAL.heading} {_USUAL.text(self.eer)} %"
+            f"{_count_utterances(*self.enrolled)}, {_USUAL.heading} {_USUAL.text(self.eer)} %"
             f"{interval}"
         )
 
@@ -234,13 +215,13 @@ class Thresholds:
     missing: str = "This embedder was made without thresholds."
 
     def __post_init__(self) -> None:
-        names = [(one.name, one.normalisation) for one in self.known]
+        names = [(t.name, t.normalisation) for t in self.known]
         if len(names) > _MAX_THRESHOLDS or len(set(names)) < len(names):
             raise ValueError("a threshold stands there twice, or there are too many")
 
     def choose(
         self,
-        wanted: float | str | None,
+        threshold: float | str | None,
         normalisation: Normalisation,
         utterances: int = 1,
     ) -> tuple[float | None, str, str]:
@@ -248,7 +229,7 @@ class Thresholds:
 
         Parameters
         ----------
-        wanted : float, str or None
+        threshold : float, str or None
             The threshold itself, or the name of one; None for the only list's at its
             equal error rate.
         normalisation : {"cosine", "as_norm"}
@@ -270,21 +251,30 @@ class Thresholds:
         ValueError
             If there is none of that name, or it is no number.
         """
-        if isinstance(wanted, str):
-            return _judged(self._named(wanted, normalisation), utterances)
-        if wanted is not None:
-            number = isinstance(wanted, int | float | np.integer | np.floating)
-            if not number or isinstance(wanted, bool) or not math.isfinite(wanted):
+        if isinstance(threshold, str):
+            return _judge(self._find_named(threshold, normalisation), utterances)
+        if threshold is not None:
+            number = isinstance(threshold, int | float | np.integer | np.floating)
+            if (
+                not number
+                or isinstance(threshold, bool)
+                or not math.isfinite(threshold)
+            ):
                 raise ValueError(
-                    f"threshold takes a finite score or a name, not {wanted!r}."
+                    f"threshold takes a finite score or a name, not {threshold!r}."
                 )
-            return float(wanted), "given by the caller", ""
-        fitting = [one for one in self.known if one.normalisation == normalisation]
-        lists = [one for one in fitting if one.point == _USUAL.heading]
+            return float(threshold), "given by the caller", ""
+        fitting = [t for t in self.known if t.normalisation == normalisation]
+        lists = [t for t in fitting if t.point == _USUAL.heading]
         if len(lists) == 1:
-            return _judged(lists[0], utterances)
+            return _judge(lists[0], utterances)
         if fitting:
-            return None, f"No threshold is chosen: {_choice(fitting)}", ""
+            measured = [each for each in fitting if each.fits(utterances)]
+            return (
+                None,
+                f"No threshold is chosen: {_list_names(measured or fitting)}",
+                "",
+            )
         why = (
             self.missing or f"The model's thresholds are not of {normalisation} scores."
         )
@@ -297,14 +287,14 @@ class Thresholds:
             "",
         )
 
-    def _named(self, name: str, normalisation: Normalisation) -> Threshold:
-        fitting = [one for one in self.known if one.normalisation == normalisation]
-        for one in fitting:
-            if one.name == name:
-                return one
+    def _find_named(self, name: str, normalisation: Normalisation) -> Threshold:
+        fitting = [t for t in self.known if t.normalisation == normalisation]
+        for threshold in fitting:
+            if threshold.name == name:
+                return threshold
         raise ValueError(
             f"there is no threshold {name!r} of {normalisation} scores. "
-            + " ".join(filter(None, [_choice(fitting), self.missing]))
+            + " ".join(filter(None, [_list_names(fitting), self.missing]))
         )
 
 
@@ -332,7 +322,7 @@ def thresholds_of(
     ValueError
         If it holds something else.
     """
-    try:
+    with _refusing_results(RESULTS):
         named = [
             {**row, "trials": row["trials"] if names is None else names[row["trials"]]}
             for row in report["results"]
@@ -350,14 +340,9 @@ def thresholds_of(
                 "run recipes/VoxCeleb/score.py again."
             )
         return Thresholds(thresholds, " ".join(missing))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{RESULTS} is not what recipes/VoxCeleb/score.py writes "
-            f"({type(error).__name__}: {error}). Run it again, or remove the file."
-        ) from error
 
 
-def _utterances(least: int, most: int) -> str:
+def _count_utterances(least: int, most: int) -> str:
     count = f"{least}" if least == most else f"{least} to {most}"
     return f"{count} utterance{'s' * (most > 1)}"
 
@@ -374,6 +359,10 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and 0 < len(text) <= _MAX_NAME and text.isprintable()
 
 
+# Entries that all points of a list's error curve share.
+_SHARED = ("trials", "targets", "impostors", "eer", "enrolled")
+
+
 def _thresholds_in(
     rows: Sequence[Mapping[str, Any]], *, centred: bool
 ) -> Iterator[Threshold]:
@@ -381,18 +370,13 @@ def _thresholds_in(
         if centred and row["method"] == "cosine":
             continue
         for point, value in row["thresholds"].items():
-            # Where refusing all is cheapest there is none.
+            # None: refusing every trial is cheapest.
             if value is not None:
-                yield Threshold(
-                    row["trials"],
-                    point,
-                    row["method"],
-                    value,
-                    row["targets"],
-                    row["impostors"],
-                    row["eer"],
-                    row["enrolled"],
-                    row.get("thresholds_95", {}).get(point),
+                values = {name: row[name] for name in _SHARED}
+                values |= {"point": point, "normalisation": row["method"]}
+                interval = row.get("thresholds_95", {}).get(point)
+                yield made_of(
+                    Threshold, {**values, "value": value, "interval": interval}
                 )
 
 
@@ -416,7 +400,7 @@ def as_json(thresholds: Sequence[Threshold]) -> str:
       "thresholds": []
     }
     """
-    listed = [asdict(one) for one in thresholds]
+    listed = [asdict(threshold) for threshold in thresholds]
     return json.dumps({"thresholds": listed}, indent=2, allow_nan=False) + "\n"
 
 
@@ -441,7 +425,7 @@ def read_thresholds(folder: Path, fingerprint: str) -> Thresholds:
         If a file is anything else than export or score.py write.
     """
     if (folder / THRESHOLDS).exists():
-        return _read(folder)
+        return _read_thresholds(folder)
     report = read_results(folder)
     if report is None:
         return Thresholds(
@@ -457,7 +441,7 @@ def read_thresholds(folder: Path, fingerprint: str) -> Thresholds:
     return thresholds_of(report)
 
 
-def _read(folder: Path) -> Thresholds:
+def _read_thresholds(folder: Path) -> Thresholds:
     """Read thresholds.json."""
     content = read_own(folder, THRESHOLDS, _MAX_BYTES)
     check_sum(folder / THRESHOLDS)
@@ -471,22 +455,18 @@ def _read(folder: Path) -> Thresholds:
         listed = read["thresholds"]
         if not isinstance(listed, list) or len(listed) > _MAX_THRESHOLDS:
             raise ValueError("it has no list of them, or one too long")
-        keys = {field.name for field in fields(Threshold)}
-        for one in listed:
-            if not isinstance(one, dict) or set(one) != keys:
-                raise ValueError(f"a threshold is {short(one)}")
-        return Thresholds(tuple(Threshold(**one) for one in listed), "")
+        return Thresholds(tuple(made_of(Threshold, values) for values in listed), "")
 
 
-def _judged(one: Threshold, utterances: int) -> tuple[float, str, str]:
+def _judge(threshold: Threshold, utterances: int) -> tuple[float, str, str]:
     """Give a threshold, where it is from, and whether it is of such speakers."""
-    if one.fits(utterances):
-        return one.value, one.origin, ""
+    if threshold.fits(utterances):
+        return threshold.value, threshold.origin, ""
     return (
-        one.value,
-        one.origin,
+        threshold.value,
+        threshold.origin,
         (
-            f"This threshold is of speakers enrolled with {_utterances(*one.enrolled)}, and "
+            f"This threshold is of speakers enrolled with {_count_utterances(*threshold.enrolled)}, and "
             f"here one is known by {utterances}: scores are higher or lower, and errors are not "
             "as measured. For one that fits give extract.py and score.py of recipes/VoxCeleb "
             "trials of such speakers: RUN_FOLDER --trial_lists LIST, with a file spk2utt beside "
@@ -495,6 +475,6 @@ def _judged(one: Threshold, utterances: int) -> tuple[float, str, str]:
     )
 
 
-def _choice(fitting: Sequence[Threshold]) -> str:
-    names = ", ".join(repr(one.name) for one in fitting)
+def _list_names(fitting: Sequence[Threshold]) -> str:
+    names = ", ".join(repr(threshold.name) for threshold in fitting)
     return names and f"Give threshold=NAME (--threshold=NAME), one of {names}."

@@ -28,6 +28,7 @@ from torch import Tensor
 from speechbrain_rev.files import SUMS, check_sum, write_whole, writing_alone
 from speechbrain_rev.inference.archive import fingerprint_of
 from speechbrain_rev.inference.front_ends import WaveformEncoder
+from speechbrain_rev.inference.runs import WEIGHTS, standing
 from speechbrain_rev.inference.thresholds import (
     THRESHOLDS,
     Thresholds,
@@ -37,8 +38,6 @@ from speechbrain_rev.inference.untrusted import (
     GIVEN,
     check_weights,
     own_file,
-    plain_yaml,
-    read_own,
     read_tensors,
 )
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder, inference_form
@@ -46,7 +45,7 @@ from speechbrain_rev.lobes.checkpointer import (
     BRAIN,
     COUNTER,
     check_known,
-    place_of,
+    place_in_run,
 )
 from speechbrain_rev.lobes.description import (
     DESCRIPTION,
@@ -56,11 +55,12 @@ from speechbrain_rev.lobes.description import (
     weights_in,
 )
 from speechbrain_rev.lobes.pretrained import unwrapped
+from speechbrain_rev.processes import process_rank
 
 logger = logging.getLogger(__name__)
 
 #: The encoder's weights in an exported model, and in a run that has ended.
-SAFETENSORS, WEIGHTS = "embedding_model.safetensors", "embedding_model.ckpt"
+SAFETENSORS = "embedding_model.safetensors"
 #: The description of the encoder as JSON, written for people.
 SETTINGS = "settings.json"
 
@@ -73,8 +73,6 @@ _URL = re.compile(
     r"(?:hf:/{1,2}|https?:/{1,2}(?:huggingface\.co|hf\.co)/)(?:models/)?"
     r"([\w.-]+/[\w.-]+)"
 )
-# A checkpoint's files that give its place in the run are smaller.
-_MOST_BYTES = 100_000
 
 
 def is_hub_id(source: object) -> bool:
@@ -232,12 +230,15 @@ class Weights:
         Of the encoder.
     state_dict : dict of str to torch.Tensor
         On the CPU; they fit the encoder and are finite.
+    standing : str
+        Of which epoch they are, where that is not the end of their run.
     """
 
     path: Path
     fingerprint: str
     description: EncoderDescription
     state_dict: dict[str, Tensor]
+    standing: str
 
 
 @dataclass(frozen=True)
@@ -282,10 +283,7 @@ class Trained:
         """
         lean = device.type == "cpu" and precision == "fp32"
         return WaveformEncoder(
-            inference_form(self.encoder) if lean else self.encoder,
-            n_mels=self.front_end.n_mels,
-            sample_rate=self.front_end.sample_rate,
-            front_end=self.front_end.kind,
+            inference_form(self.encoder) if lean else self.encoder, self.front_end
         )
 
 
@@ -320,11 +318,13 @@ def read_trained(
     OSError
         As of ``model_folder``.
     ValueError
-        If the file is damaged, leads out of the folder, or has other weights than its
-        encoder; if the encoder or its features are not known.
+        If the file is damaged, leads out of the folder, has other weights than its
+        encoder, or is of another run than the folder; if the encoder or its features are not known.
     """
     with reading(source, revision) as folder:
         weights = read_weights(folder, encoder)
+        if weights.standing and not process_rank():
+            logger.warning(weights.standing)
         thresholds = read_thresholds(
             folder if folder.is_dir() else folder.parent, weights.fingerprint
         )
@@ -334,29 +334,9 @@ def read_trained(
             f"{weights.path} does not say how the features of its encoder were made. Give "
             f"encoder={_FEATURES} (--encoder='{_FEATURES}'), or another kind or rate."
         )
-    built = built_of(weights.description)
+    built = build_encoder(**vars(weights.description))
     built.load_state_dict(weights.state_dict, strict=True)
     return Trained(built, front_end, weights.fingerprint, thresholds)
-
-
-def built_of(description: EncoderDescription) -> SpeakerEncoder:
-    """Build an encoder as described, with weights that are to be replaced.
-
-    Parameters
-    ----------
-    description : EncoderDescription
-        Of the encoder.
-
-    Returns
-    -------
-    SpeakerEncoder
-        As training builds it, but for what matters in training alone.
-    """
-    given = {
-        field.name: getattr(description, field.name)
-        for field in dataclasses.fields(description)
-    }
-    return build_encoder(given.pop("name"), **given)
 
 
 def read_weights(
@@ -386,41 +366,43 @@ def read_weights(
     check_sum(path)
     tensors = dict(unwrapped(read_tensors(path), ()))
     try:
-        description = _described(tensors, encoder or {})
+        description = _describe_encoder(tensors, encoder or {})
         with torch.device("meta"):
-            expected = built_of(description).state_dict()
+            expected = build_encoder(**vars(description)).state_dict()
     # Whoever gives another argument than build_encoder takes reads which.
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
     check_weights(tensors, expected, path)
     state_dict = {name: value.clone() for name, value in tensors.items()}
-    return Weights(path, fingerprint_of(state_dict), description, state_dict)
+    fingerprint = fingerprint_of(state_dict, description)
+    remark = standing(path, fingerprint)
+    return Weights(path, fingerprint, description, state_dict, remark)
 
 
-def _described(
-    tensors: Mapping[str, Tensor], given: Mapping[str, Any]
+def _describe_encoder(
+    tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]
 ) -> EncoderDescription:
     """Give the description in weights, completed by what a user gave of the encoder."""
     description = EncoderDescription.of_state_dict(tensors)
     if description is None:
-        if "name" not in given:
+        if "name" not in arguments:
             raise ValueError(
                 "these weights do not say of which encoder they are. Give "
                 f"encoder={_NAMED} (--encoder='{_NAMED}'), with what else it was built of."
             )
         with torch.device("meta"):
-            return build_encoder(**given).description
-    known = dataclasses.asdict(description)
-    unknown = {name for name in given if known.get(name) is not None}
-    if unknown or not given.keys() <= known.keys():
+            return build_encoder(**arguments).description
+    fields = dataclasses.asdict(description)
+    unknown = {name for name in arguments if fields.get(name) is not None}
+    if unknown or not arguments.keys() <= fields.keys():
         raise ValueError(
             f"its weights say what encoder they are of: encoder takes front_end alone "
-            f"where they do not, and not {', '.join(given)}."
+            f"where they do not, and not {', '.join(arguments)}."
         )
     return dataclasses.replace(
         description,
         front_end=description.front_end
-        or front_end_of(given.get("front_end"), description.n_mels),
+        or front_end_of(arguments.get("front_end"), description.n_mels),
     )
 
 
@@ -502,13 +484,13 @@ def encoder_file(source: Path) -> Path:
     for name in (SAFETENSORS, WEIGHTS):
         if (source / name).exists():
             return own_file(source, name)
-    wanted = f"{SAFETENSORS} (of a model on the Hub nothing else is read) or {WEIGHTS}"
-    checkpoint = newest_checkpoint(source, wanted)
-    named = [checkpoint / WEIGHTS] if (source / checkpoint / WEIGHTS).exists() else []
+    sought = f"{SAFETENSORS} (of a model on the Hub nothing else is read) or {WEIGHTS}"
+    checkpoint = newest_checkpoint(source, sought)
+    usual = [checkpoint / WEIGHTS] if (source / checkpoint / WEIGHTS).exists() else []
     others = sorted((source / checkpoint).glob("*.ckpt"))
-    for candidate in named or [path.relative_to(source) for path in others]:
+    for candidate in usual or [path.relative_to(source) for path in others]:
         path = own_file(source, candidate)
-        if named or _has_description(path):
+        if usual or _has_description(path):
             return path
     raise FileNotFoundError(
         f"{source / checkpoint} has no {WEIGHTS}, nor another file of weights that says of "
@@ -523,15 +505,17 @@ def _has_description(path: Path) -> bool:
         return False
 
 
-def newest_checkpoint(folder: Path, wanted: str) -> Path:
-    """Find the newest checkpoint of a run.
+def newest_checkpoint(folder: Path, sought: str, *, epoch: int | None = None) -> Path:
+    """Find the newest checkpoint of a run, or that of the end of an epoch.
 
     Parameters
     ----------
     folder : pathlib.Path
         Its ``output_folder``, or a checkpoint.
-    wanted : str
+    sought : str
         What is looked for there, for the error message.
+    epoch : int, optional
+        The epoch; any by default.
 
     Returns
     -------
@@ -547,16 +531,24 @@ def newest_checkpoint(folder: Path, wanted: str) -> Path:
     """
     checkpoints = [
         path.parent.relative_to(folder)
-        for place in (".", "CKPT*", "*/CKPT*")
-        for path in folder.glob(f"{place}/{METAFNAME}")
+        for pattern in (".", "CKPT*", "*/CKPT*")
+        for path in folder.glob(f"{pattern}/{METAFNAME}")
     ]
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. Give {GIVEN}.")
     if not checkpoints:
         raise FileNotFoundError(
-            f"{folder} has no {wanted}, and no checkpoint. Give {GIVEN}."
+            f"{folder} has no {sought}, and no checkpoint. Give {GIVEN}."
         )
-    return max(checkpoints, key=lambda one: (checkpoint_place(folder, one), one))
+    places = {path: checkpoint_place(folder, path) for path in checkpoints}
+    if epoch is not None:
+        places = {p: place for p, place in places.items() if place[:2] == (epoch, True)}
+        if not places:
+            raise FileNotFoundError(
+                f"{folder} has no checkpoint of the end of epoch {epoch} any more, whose "
+                f"{sought} belongs to its weights. Train it to its end first."
+            )
+    return max(places, key=lambda path: (places[path], path))
 
 
 def checkpoint_place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:
@@ -582,19 +574,9 @@ def checkpoint_place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, fl
     ValueError
         If its files do not give it.
     """
-    check_known(folder / checkpoint, (METAFNAME, COUNTER, BRAIN))
-
-    def content(name: str) -> bytes | None:
-        if not (folder / checkpoint / name).exists():
-            return None
-        return read_own(folder, checkpoint / name, _MOST_BYTES)
-
-    try:
-        meta, brain = (plain_yaml(content(n) or b"{}") for n in (METAFNAME, BRAIN))
-        counter = content(COUNTER)
-        return place_of(meta, None if counter is None else counter.decode(), brain)
-    except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(
-            f"{folder / checkpoint} does not say its epoch and step ({error}), so that the "
-            "newest checkpoint is not known. Remove that checkpoint to use another."
-        ) from error
+    names = (METAFNAME, COUNTER, BRAIN)
+    for name in names:
+        if (folder / checkpoint / name).exists():
+            own_file(folder, checkpoint / name)
+    check_known(folder / checkpoint, names)
+    return place_in_run(folder / checkpoint)

@@ -12,13 +12,13 @@ import re
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import safetensors.torch
 import torch
-import yaml
 from torch import Tensor
 
+from speechbrain_rev.files import read_limited
 from speechbrain_rev.lobes.description import weights_in
 from speechbrain_rev.lobes.pretrained import state_dict_in
 
@@ -28,7 +28,7 @@ GIVEN = (
     "script), a folder that speechbrain-rev export or convert wrote, or the id of a model "
     "on the Hugging Face Hub, owner/model"
 )
-#: What readers raise of a file that is none of their own, or damaged.
+#: Errors of readers for a file of another format, or a damaged one.
 REFUSED = (
     pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError,
     AttributeError, AssertionError, ArithmeticError, MemoryError, struct.error,
@@ -92,27 +92,6 @@ def _is_within(folder: Path, file: Path) -> bool:
     return file.parent in (repository / "blobs", shared)
 
 
-def open_own(folder: Path, name: str | Path, *, given: str = GIVEN) -> BinaryIO:
-    """Open a file that ``own_file`` finds.
-
-    Parameters
-    ----------
-    folder, name, given
-        As of ``own_file``.
-
-    Returns
-    -------
-    binary file
-        To read.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        As of ``own_file``.
-    """
-    return own_file(folder, name, given=given).open("rb")
-
-
 def read_own(folder: Path, name: str | Path, most: int) -> bytes:
     """Read a file that ``own_file`` finds.
 
@@ -132,24 +111,7 @@ def read_own(folder: Path, name: str | Path, most: int) -> bytes:
     FileNotFoundError, ValueError
         As of ``own_file``, or if it has more bytes.
     """
-    with open_own(folder, name) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(
-            f"{Path(folder, name)} has more than {most:,} bytes. Is it another file?"
-        )
-    return content
-
-
-def quoted(text: str) -> str:
-    r"""Give a name that somebody else chose for one line of an error message.
-
-    Example
-    -------
-    >>> quoted("a\nb"), len(quoted("a" * 1000))
-    ("'a\\nb'", 105)
-    """
-    return repr(text if len(text) <= 100 else f"{text[:100]}...")
+    return read_limited(own_file(folder, name), most)
 
 
 def some_names(names: Iterable[str]) -> str:
@@ -162,38 +124,11 @@ def some_names(names: Iterable[str]) -> str:
     """
     all_names = [*names]
     shown = ", ".join(
-        name if name.isprintable() and len(name) <= 100 else quoted(name)
+        name if name.isprintable() and len(name) <= 100 else short(name)
         for name in all_names[:4]
     )
     more = len(all_names) - 4
     return (shown or "nothing") + (f" and {more:,} more names" if more > 0 else "")
-
-
-class _Plain(yaml.SafeLoader):
-    """Reads plain values, of which merge keys are none: they double what they merge."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Leave a merge key as it is, which is then refused like any unknown tag."""
-
-
-def plain_yaml(content: bytes) -> Any:
-    """Read YAML of plain values.
-
-    Raises
-    ------
-    ValueError
-        If it is anything else.
-
-    Example
-    -------
-    >>> plain_yaml(b"epoch: !new:os.system [ls]")
-    Traceback (most recent call last):
-    ValueError: could not determine a constructor for the tag '!new:os.system' ...
-    """
-    try:
-        return yaml.load(content, _Plain)
-    except (*REFUSED, yaml.YAMLError) as error:
-        raise ValueError(" ".join(str(error).split())) from error
 
 
 def short(value: object) -> str:
@@ -246,7 +181,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     # torch's own message for a refused pickle advises to load it all the same.
-    except REFUSED as error:
+    # Of a file cut short it may raise that a place in it is none.
+    except (*REFUSED, OSError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise
         raise ValueError(
             f"{path} is not loaded: it is damaged, or holds more than plain tensors. "
             f"{_PLAIN}"
@@ -256,12 +194,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         isinstance(name, str) and type(value) in (Tensor, torch.nn.Parameter)
         for name, value in state_dict.items()
     ):
-        raise ValueError(f"{path} holds {_described(state_dict)}. {_PLAIN}")
+        raise ValueError(f"{path} holds {_describe_content(state_dict)}. {_PLAIN}")
     return {name: value.detach() for name, value in state_dict.items()}
 
 
 def check_weights(
-    weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path
+    weights: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    path: Path | None = None,
 ) -> None:
     """Compare names, shapes and types of weights with those expected.
 
@@ -271,8 +211,8 @@ def check_weights(
         What was read. Numbers are looked at last, once they are known to be in the file.
     expected : mapping of str to torch.Tensor
         What it must be, on whatever device. An encoder's description does not count.
-    path : pathlib.Path
-        Where it was read from.
+    path : pathlib.Path, optional
+        The file that the weights were read from.
 
     Raises
     ------
@@ -282,38 +222,38 @@ def check_weights(
     """
     weights, expected = weights_in(weights), weights_in(expected)
     wrong = [f"{name} is missing" for name in expected if name not in weights]
-    wrong += [f"{quoted(name)} is surplus" for name in weights if name not in expected]
-    for name, wanted in expected.items():
+    wrong += [f"{short(name)} is surplus" for name in weights if name not in expected]
+    for name, weight in expected.items():
         if name not in weights:
             continue
         value = weights[name]
-        if value.layout != torch.strided or value.dtype != wanted.dtype:
-            wrong.append(f"{name} is of {value.dtype}, not {wanted.dtype}")
-        elif value.shape != wanted.shape:
+        if value.layout != torch.strided or value.dtype != weight.dtype:
+            wrong.append(f"{name} is of {value.dtype}, not {weight.dtype}")
+        elif value.shape != weight.shape:
             wrong.append(
-                f"{name} is {list(value.shape)} instead of {list(wanted.shape)}"
+                f"{name} is {list(value.shape)} instead of {list(weight.shape)}"
             )
-    size = path.stat().st_size
     least = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
     # One number may be expanded to as many as its strides say.
-    if not wrong and size < least:
+    if path and not wrong and (size := path.stat().st_size) < least:
         wrong.append(f"the file has {size:,} bytes, and they take {least:,}")
+    source = path or "the state dict"
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError(
-            f"{path} has other weights than its encoder: {', '.join(wrong[:3])}{more}. It "
+            f"{source} has other weights than its encoder: {', '.join(wrong[:3])}{more}. It "
             f"holds {some_names(weights)}. Copy it again, or give the encoder that was "
             "trained."
         )
     for name, value in weights.items():
         if not bool(value.isfinite().all()):
             raise ValueError(
-                f"{path} holds NaN or infinity in {name}: its training has diverged. "
+                f"{source} holds NaN or infinity in {name}: its training has diverged. "
                 "Train with a lower lr, or remove the checkpoint to use one before it."
             )
 
 
-def _described(loaded: object) -> str:
+def _describe_content(loaded: object) -> str:
     """Say what a file holds instead of weights."""
     if isinstance(loaded, dict):
         return some_names([str(name) for name in loaded])

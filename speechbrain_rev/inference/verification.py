@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from speechbrain_rev import scoring
 from speechbrain_rev.data import read_manifest
-from speechbrain_rev.files import check_sum, write_whole
+from speechbrain_rev.files import check_sum, read_limited, refusing, write_whole
 from speechbrain_rev.inference.archive import EmbeddingArchive, check_fingerprint
 from speechbrain_rev.inference.running import unit_mean
 from speechbrain_rev.inference.runs import record_of
@@ -26,11 +25,11 @@ from speechbrain_rev.inference.thresholds import (
     read_results,
 )
 from speechbrain_rev.inference.trained import read_weights, reading
-from speechbrain_rev.inference.untrusted import own_file, read_own
+from speechbrain_rev.inference.untrusted import own_file, read_own, short
 from speechbrain_rev.scoring.as_norm import check_top_n
 
 COHORT = "cohort.safetensors"
-#: Of training speech, in a run's folder.
+#: The archive of training speech in a run's folder.
 EMBEDDINGS = "embeddings/cohort.npz"
 
 # 100,000 speakers of 1,024 dimensions.
@@ -130,14 +129,10 @@ class Cohort:
         path : pathlib.Path
             Its name.
         """
-        arrays: dict[str, NDArray[Any]] = {
-            "means": self.means,
-            "top_n": np.array([self.top_n]),
-            "fingerprint": np.frombuffer(self.fingerprint.encode(), dtype=np.uint8),
-        }
+        arrays = {"means": self.means, "top_n": np.array([self.top_n])}
         if self.centre is not None:
             arrays["centre"] = self.centre
-        write_whole(path, safetensors.numpy.save(arrays))
+        _save_arrays(path, self.fingerprint, arrays)
 
 
 def read_cohort(source: str | PathLike[str], *, revision: str | None = None) -> Cohort:
@@ -187,22 +182,37 @@ def _read_cohort(folder: Path) -> Cohort:
         return cohort
     content = read_own(folder, COHORT, _MAX_COHORT_BYTES)
     check_sum(path)
-    try:
-        arrays = safetensors.numpy.load(content)
-        means, (top_n,) = arrays.pop("means"), arrays.pop("top_n").tolist()
-        named, centre = arrays.pop("fingerprint"), arrays.pop("centre", None)
-        shapes = [means.shape[1:]] + ([] if centre is None else [centre.shape])
-        if arrays or means.ndim != 2 or len(set(shapes)) > 1:
+    with refusing(f"{path} is no cohort", "Download the folder again."):
+        arrays, fingerprint = _load_arrays(content, {"means", "top_n"}, {"centre"})
+        means, (top_n,) = arrays["means"], arrays["top_n"].tolist()
+        centre = arrays.get("centre")
+        if means.ndim != 2 or (centre is not None and centre.shape != means.shape[1:]):
             raise ValueError("it holds something else")
         if means.dtype != np.float64 or not np.isfinite(means).all():
             raise ValueError("its means are not finite float64 numbers")
-        if named.dtype != np.uint8:
-            raise ValueError("its fingerprint is no text")
-        return Cohort(means, top_n, named.tobytes().decode(), centre)
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise ValueError(
-            f"{path} is no cohort ({error}). Download the folder again."
-        ) from error
+        return Cohort(means, top_n, fingerprint, centre)
+
+
+def _save_arrays(
+    path: Path, fingerprint: str, arrays: Mapping[str, NDArray[Any]]
+) -> None:
+    """Write arrays and the fingerprint of the model that made them."""
+    text = np.frombuffer(fingerprint.encode(), dtype=np.uint8)
+    write_whole(path, safetensors.numpy.save({**arrays, "fingerprint": text}))
+
+
+def _load_arrays(
+    content: bytes, required: set[str], optional: set[str]
+) -> tuple[dict[str, NDArray[Any]], str]:
+    """Read the arrays and the fingerprint that ``_save_arrays`` wrote."""
+    try:
+        arrays = safetensors.numpy.load(content)
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
+    text = arrays.pop("fingerprint")
+    if not required <= arrays.keys() <= required | optional or text.dtype != np.uint8:
+        raise ValueError(f"it holds {short(sorted(arrays))}")
+    return arrays, text.tobytes().decode()
 
 
 def run_cohort(run: Path, fingerprint: str) -> Cohort | None:
@@ -264,7 +274,6 @@ def check_fresh(path: Path, made: str, fingerprint: str) -> None:
 
 # 10,000 utterances of 1,024 dimensions are 41 MB.
 _MAX_SPEAKER_BYTES = 10**8
-_SPEAKER_ARRAYS = {"embeddings", "fingerprint"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,11 +342,8 @@ class EnrolledSpeaker:
         path : str or path-like
             Its name.
         """
-        arrays: dict[str, NDArray[Any]] = {
-            "embeddings": np.ascontiguousarray(self.embeddings),
-            "fingerprint": np.frombuffer(self.fingerprint.encode(), dtype=np.uint8),
-        }
-        write_whole(Path(path), safetensors.numpy.save(arrays))
+        embeddings = np.ascontiguousarray(self.embeddings)
+        _save_arrays(Path(path), self.fingerprint, {"embeddings": embeddings})
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> EnrolledSpeaker:
@@ -365,22 +371,10 @@ class EnrolledSpeaker:
                 f"There is no enrolled speaker at {file}. SpeakerEmbedder.enrol(...) makes "
                 "one, and its save(...) writes it."
             )
-        with file.open("rb") as opened:
-            content = opened.read(_MAX_SPEAKER_BYTES + 1)
-        try:
-            if len(content) > _MAX_SPEAKER_BYTES:
-                raise ValueError(f"it has more than {_MAX_SPEAKER_BYTES:,} bytes")
-            arrays = safetensors.numpy.load(content)
-            if (
-                set(arrays) != _SPEAKER_ARRAYS
-                or arrays["fingerprint"].dtype != np.uint8
-            ):
-                raise ValueError(f"it holds {json.dumps(sorted(arrays))[:100]}")
-            return cls(arrays["embeddings"], arrays["fingerprint"].tobytes().decode())
-        except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{file} is no enrolled speaker ({error}). Enrol and save it again."
-            ) from error
+        with refusing(f"{file} is no enrolled speaker", "Enrol and save it again."):
+            content = read_limited(file, _MAX_SPEAKER_BYTES)
+            arrays, fingerprint = _load_arrays(content, {"embeddings"}, set())
+            return cls(arrays["embeddings"], fingerprint)
 
 
 @dataclass(frozen=True)

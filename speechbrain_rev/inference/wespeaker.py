@@ -10,7 +10,6 @@ anything else are refused.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from os import PathLike
@@ -24,6 +23,7 @@ from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.files import (
     digest_of,
     folder_whole,
+    plain_yaml,
     write_sums,
     write_whole,
 )
@@ -36,9 +36,10 @@ from speechbrain_rev.inference.trained import (
     write_weights,
 )
 from speechbrain_rev.inference.untrusted import (
-    plain_yaml,
+    check_weights,
     read_own,
     read_tensors,
+    short,
     some_names,
 )
 from speechbrain_rev.lobes import build_encoder
@@ -51,15 +52,8 @@ from speechbrain_rev.lobes.pretrained import unwrapped
 
 _STAGES = range(4)
 _COUNTER = ".num_batches_tracked"
-# The classifier of training.
+# Prefix of the training classifier, which is dropped.
 _DROPPED = "projection."
-_OTHER_NETWORKS = {
-    "front.": "a ResNet within a larger one, such as WeSpeaker's SimAM ResNets (samresnet)",
-    "seg_2.": "a second linear layer (two_emb_layer: true), which ours lack",
-    "seg_bn_1.": "a second linear layer (two_emb_layer: true), which ours lack",
-    "pool.": "a pooling with weights of its own; ours is TSTP, which has none",
-    "frontend.": "a front-end with weights of its own; ours is Kaldi's filterbanks",
-}
 
 
 def from_wespeaker(
@@ -100,18 +94,17 @@ def from_wespeaker(
     >>> weights.keys() == weights_in(encoder.state_dict()).keys()
     True
     """
-    kept = _of_network({k: v.detach() for k, v in state_dict.items()})
-    for prefix, what in _OTHER_NETWORKS.items():
-        surplus = next((name for name in kept if name.startswith(prefix)), None)
-        if surplus is not None:
-            raise ValueError(f"it holds {surplus}: the network has {what}.")
-    settings = _recognised(kept)
-    names = _names(settings)
-    _check(kept, dict(names.values()))
-    return settings, {
-        ours: kept[theirs].to(torch.int64) if ours.endswith(_COUNTER) else kept[theirs]
-        for ours, (theirs, _) in names.items()
+    weights = {
+        name: weight.to(torch.int64)
+        if name.endswith(_COUNTER) and weight.is_floating_point()
+        else weight.detach()
+        for name, weight in _drop_classifier(state_dict).items()
     }
+    settings = _recognise_network(weights)
+    encoder_weights = _encoder_weights(settings)
+    names = {name: _rename(name) for name in encoder_weights}
+    check_weights(weights, {names[n]: weight for n, weight in encoder_weights.items()})
+    return settings, {ours: weights[theirs] for ours, theirs in names.items()}
 
 
 def to_wespeaker(
@@ -143,30 +136,32 @@ def to_wespeaker(
     >>> sorted(to_wespeaker(settings, encoder.state_dict()))[:3]
     ['bn1.bias', 'bn1.num_batches_tracked', 'bn1.running_mean']
     """
-    names = _names(settings)
-    _check(weights_in(state_dict), {ours: shape for ours, (_, shape) in names.items()})
-    return {theirs: state_dict[ours].detach() for ours, (theirs, _) in names.items()}
+    encoder_weights = _encoder_weights(settings)
+    check_weights(state_dict, encoder_weights)
+    return {_rename(name): state_dict[name].detach() for name in encoder_weights}
 
 
-def _of_network(state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _drop_classifier(state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Leave out the classifier, and what wrappers put before all other names."""
     while True:
-        kept = {k: v for k, v in state_dict.items() if not k.startswith(_DROPPED)}
-        state_dict = unwrapped(kept, ())
-        if state_dict is kept:
-            return kept
+        network = {k: v for k, v in state_dict.items() if not k.startswith(_DROPPED)}
+        state_dict = unwrapped(network, ())
+        if state_dict is network:
+            return network
 
 
-def _recognised(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
+def _recognise_network(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
     """Recognise the network by names and shapes."""
     bottleneck = "layer1.0.conv3.weight" in state_dict
     blocks = [
         len({n.split(".")[1] for n in state_dict if n.startswith(f"layer{i + 1}.")})
         for i in _STAGES
     ]
-    widths = [_size(state_dict, f"layer{i + 1}.0.conv1.weight", 0) for i in _STAGES]
+    widths = [
+        _read_size(state_dict, f"layer{i + 1}.0.conv1.weight", 0) for i in _STAGES
+    ]
     channels = widths[-1] * (4 if bottleneck else 1)
-    pooled = _size(state_dict, "seg_1.weight", 1)
+    pooled = _read_size(state_dict, "seg_1.weight", 1)
     bands, left_over = divmod(pooled, 2 * channels)
     if left_over or not bands:
         raise ValueError(
@@ -187,11 +182,11 @@ def _recognised(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
         "blocks": blocks,
         # Three halvings there are floors: other numbers of bands cannot be built.
         "n_mels": 8 * bands,
-        "embedding_dim": _size(state_dict, "seg_1.weight", 0),
+        "embedding_dim": _read_size(state_dict, "seg_1.weight", 0),
     }
 
 
-def _size(state_dict: Mapping[str, Tensor], name: str, axis: int) -> int:
+def _read_size(state_dict: Mapping[str, Tensor], name: str, axis: int) -> int:
     if name not in state_dict or state_dict[name].dim() <= axis:
         raise ValueError(
             f"it has no weights {name}, which a WeSpeaker ResNet has; it holds "
@@ -203,8 +198,8 @@ def _size(state_dict: Mapping[str, Tensor], name: str, axis: int) -> int:
     return size
 
 
-def _names(settings: Mapping[str, Any]) -> dict[str, tuple[str, torch.Size]]:
-    """Give the name there and the shape for each name of ours."""
+def _encoder_weights(settings: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Build the weights of our encoder on the meta device."""
     sizes = dict(settings)
     name = sizes.pop("name")
     row = ARCHITECTURES.get(name)
@@ -219,21 +214,18 @@ def _names(settings: Mapping[str, Any]) -> dict[str, tuple[str, torch.Size]]:
         raise ValueError(
             f"n_mels is {encoder.n_mels}; WeSpeaker's ResNets take multiples of 8."
         )
-    ours = weights_in(encoder.state_dict())
-    names = {name: (_their_name(name), tensor.shape) for name, tensor in ours.items()}
-    assert len({theirs for theirs, _ in names.values()}) == len(names)
-    return names
+    return weights_in(encoder.state_dict())
 
 
-def _their_name(name: str) -> str:
+def _rename(name: str) -> str:
     match name.split("."):
         case ["stem", "convs", "0", tensor]:
             return f"conv1.{tensor}"
         case ["stem", "norms", "0", tensor]:
             return f"bn1.{tensor}"
         case ["stages", stage, "blocks", block, "shortcut", layer, tensor]:
-            place = ("conv", "norm").index(layer)
-            return f"layer{int(stage) + 1}.{block}.shortcut.{place}.{tensor}"
+            position = ("conv", "norm").index(layer)
+            return f"layer{int(stage) + 1}.{block}.shortcut.{position}.{tensor}"
         case ["stages", stage, "blocks", block, layer, tensor]:
             layer = layer.replace("norm", "bn")
             return f"layer{int(stage) + 1}.{block}.{layer}.{tensor}"
@@ -242,49 +234,13 @@ def _their_name(name: str) -> str:
     raise AssertionError(name)
 
 
-def _check(
-    state_dict: Mapping[str, Tensor], expected: Mapping[str, torch.Size]
-) -> None:
-    missing = [name for name in expected if name not in state_dict]
-    if missing:
-        raise ValueError(f"it lacks {some_names(missing)}.")
-    surplus = [name for name in state_dict if name not in expected]
-    if surplus:
-        raise ValueError(
-            f"it holds {some_names(surplus)}, which the network of its other weights has "
-            "not."
-        )
-    for name, tensor in state_dict.items():
-        counter = name.endswith(_COUNTER)
-        if tensor.shape != expected[name]:
-            raise ValueError(
-                f"{name} has the shape {list(tensor.shape)}, but {list(expected[name])} "
-                "in the network of its other weights."
-            )
-        if tensor.layout is not torch.strided or not (
-            tensor.dtype in (torch.float32, torch.int64)
-            if counter
-            else tensor.dtype is torch.float32
-        ):
-            raise ValueError(
-                f"{name} is of {tensor.dtype}, {tensor.layout}; weights are of "
-                "torch.float32. Convert them where they are from: {name: "
-                "weight.float() for name, weight in state_dict.items()}."
-            )
-        if not bool(tensor.isfinite().all()):
-            raise ValueError(
-                f"{name} holds NaN or infinity: its training has diverged. Take the "
-                "weights of an earlier epoch."
-            )
-
-
 #: How WeSpeaker makes features, and which variance it pools.
 _FRONT_END, _VARIANCE = FrontEnd("kaldi", 16000, 80), "unbiased"
 _TAKEN = (
     "Taken are the averaged or last weights (avg_model.pt, model_150.pt) of WeSpeaker's "
     "ResNet18 to ResNet293 with TSTP pooling and one embedding layer."
 )
-#: What its config.yaml has to say, where it says anything.
+#: Values that config.yaml may have for these keys, if it has them.
 _CONFIG: dict[tuple[str, ...], object] = {
     ("model_args", "pooling_func"): "TSTP",
     ("model_args", "two_emb_layer"): False,
@@ -411,11 +367,11 @@ def _check_config(path: Path, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"{path} cannot be read as plain YAML: {error}") from error
     expected = _CONFIG | {key: settings[name] for key, name in _CONFIG_SIZES.items()}
     for keys, value in expected.items():
-        given: Any = config
+        entry: Any = config
         for key in keys:
-            given = given.get(key) if isinstance(given, dict) else None
-        if given is not None and given != value:
+            entry = entry.get(key) if isinstance(entry, dict) else None
+        if entry is not None and entry != value:
             raise ValueError(
-                f"{path} says {'.'.join(keys)}: {reprlib.repr(given)}, but the weights are taken for "
+                f"{path} says {'.'.join(keys)}: {short(entry)}, but the weights are taken for "
                 f"{value}. {_TAKEN}"
             )

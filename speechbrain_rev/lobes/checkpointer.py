@@ -34,7 +34,9 @@ from speechbrain_rev.files import (
     SUMS,
     check_sum,
     digest_of,
+    plain_yaml,
     read_json,
+    read_limited,
     sums_in,
     write_sums,
 )
@@ -46,11 +48,13 @@ logger = logging.getLogger(__name__)
 
 #: Files of a checkpoint with its epoch and its step, as SpeechBrain writes them.
 COUNTER, BRAIN = f"counter{PARAMFILE_EXT}", f"brain{PARAMFILE_EXT}"
-#: What a checkpointer calls the channels at a time, and the memory format beside them.
+#: Name in a checkpointer of the channels at a time and the memory format.
 CHANNELS = "channels"
+# Files of a checkpoint with its epoch and its step are smaller.
+_MOST_BYTES = 100_000
 # When a disk is full, torch's writer raises a RuntimeError with one of these words.
 _TORCH_CANNOT_WRITE = ("inline_container", "iostream", "PytorchStreamWriter")
-# What a file calls the states of all processes.
+# Key in a file of the states of all processes.
 _EACH = "processes"
 
 
@@ -160,7 +164,7 @@ class WholeCheckpointer(Checkpointer):
             As ``list_checkpoints``.
         """
         if importance_key in (None, ckpt_recency) and not (max_key or min_key):
-            importance_key = place_in_run
+            importance_key = _place
         checkpoints: list[Checkpoint] = super().find_checkpoints(
             importance_key, max_key, min_key, ckpt_predicate, max_num_checkpoints
         )
@@ -393,12 +397,13 @@ def place_of(
     return int(counter), bool(meta.get("end-of-epoch")), step, unixtime
 
 
-def place_in_run(checkpoint: Checkpoint) -> tuple[int, bool, int, float]:
+def place_in_run(folder: Path) -> tuple[int, bool, int, float]:
     """Place a checkpoint as ``place_of`` does, by what its files hold.
 
     Parameters
     ----------
-    checkpoint : Checkpoint
+    folder : Path
+        The checkpoint's.
 
     Returns
     -------
@@ -408,18 +413,50 @@ def place_in_run(checkpoint: Checkpoint) -> tuple[int, bool, int, float]:
     Raises
     ------
     ValueError
-        If they are damaged.
+        If the files do not give it.
     """
-    counter, brain = (Path(checkpoint.path, name) for name in (COUNTER, BRAIN))
     try:
-        return place_of(
-            checkpoint.meta,
-            counter.read_text(encoding="utf-8") if counter.is_file() else None,
-            yaml.safe_load(brain.read_bytes()) if brain.is_file() else {},
+        contents = {
+            name: read_limited(folder / name, _MOST_BYTES)
+            for name in (METAFNAME, COUNTER, BRAIN)
+            if (folder / name).is_file()
+        }
+        meta, brain = (
+            plain_yaml(contents.get(name) or b"{}") for name in (METAFNAME, BRAIN)
         )
-    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
-        why = f"{COUNTER} or {BRAIN} is damaged ({error})"
-        raise ValueError(_untrusted(Path(checkpoint.path), why)) from error
+        counter = contents[COUNTER].decode() if COUNTER in contents else None
+        return place_of(meta, counter, brain)
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        why = f"it does not say its epoch and step ({error})"
+        raise ValueError(_untrusted(folder, why)) from error
+
+
+def run_in(checkpoint: Path) -> str | None:
+    """Read which run has written a checkpoint.
+
+    Parameters
+    ----------
+    checkpoint : Path
+        Its folder.
+
+    Returns
+    -------
+    str or None
+        As its record and all its checkpoints name it; None where it does not say.
+
+    Raises
+    ------
+    ValueError
+        If its file is not what training writes.
+    """
+    if not (checkpoint / BRAIN).is_file():
+        return None
+    brain = plain_yaml(read_limited(checkpoint / BRAIN, _MOST_BYTES))
+    return None if brain.get("run") is None else str(brain["run"])
+
+
+def _place(checkpoint: Checkpoint) -> tuple[int, bool, int, float]:
+    return place_in_run(Path(checkpoint.path))
 
 
 def _compare(folder: Path, names: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speechbrain_rev.files import made_of, parse_json
+from speechbrain_rev.files import made_of, parse_json, refusing
 from speechbrain_rev.heads import CORRECTIONS, POOLINGS
 
 #: Key of the description in an encoder's state dict, as torch names it.
@@ -160,30 +160,12 @@ class EncoderDescription:
         """
         if DESCRIPTION not in state_dict:
             return None
-        try:
-            read = parse_json(_text(state_dict[DESCRIPTION]))
-            if not isinstance(read, dict):
-                raise ValueError("it has no names")
-            fields = dict(read)
-            for name in ("widths", "blocks"):
-                if not isinstance(fields.get(name), list):
-                    raise ValueError(f"{name} is {fields.get(name)!r}, and no list")
-                fields[name] = tuple(fields[name])
-            if isinstance(fields.get("front_end"), dict):
-                fields["front_end"] = made_of(FrontEnd, fields["front_end"])
-            return made_of(cls, fields)
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            ArithmeticError,
-            RuntimeError,
-        ) as error:
-            reason = f"{error} is missing" if type(error) is KeyError else str(error)
-            raise ValueError(
-                f"the weights do not say of which encoder they are: {DESCRIPTION} is no "
-                f"description of one ({reason})"
-            ) from error
+        with refusing(
+            "the weights do not say of which encoder they are: "
+            f"{DESCRIPTION} is no description of one",
+            "Copy the file again, or update this package.",
+        ):
+            return made_of(cls, parse_json(_read_text(state_dict[DESCRIPTION])))
 
 
 def weights_in(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -208,13 +190,16 @@ def weights_in(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in state_dict.items() if name != DESCRIPTION}
 
 
-def _text(tensor: object) -> str:
+def _read_text(tensor: object) -> str:
     """Read a text from the values of its bytes, which averaging makes floating-point."""
     if not isinstance(tensor, Tensor) or tensor.dim() != 1:
         raise ValueError("it is no row of numbers")
     if tensor.numel() > _MOST_CHARACTERS:
         raise ValueError(f"it has more than {_MOST_CHARACTERS:,} bytes")
-    return bytes(int(value) for value in tensor.tolist()).decode()
+    try:
+        return bytes(int(value) for value in tensor.tolist()).decode()
+    except (ArithmeticError, RuntimeError) as error:
+        raise ValueError(str(error)) from error
 
 
 def front_end_of(

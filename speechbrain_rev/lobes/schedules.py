@@ -160,12 +160,15 @@ class SpeakerSchedule:
         ...     lr=0.1, final_lr=0.001, number_of_epochs=14, warmup_epochs=1,
         ...     loss=AAMSoftmax(), margin_start_epoch=20, margin_end_epoch=40,
         ... ).in_words()
-        'Learning rate: up to 0.1 in the first 1 epochs, then down to 0.001 at the end of
+        'Learning rate: up to 0.1 in the first epoch, then down to 0.001 at the end of
         epoch 14. Margin: 0 throughout, since it would rise from epoch 20 on, and this run
         ends at 14.'
         """
         scale, last = self.batch_size / 64, self.number_of_epochs
-        up = f"up to {scale * self.lr:.3g} in the first {self.warmup_epochs:g} epochs, then"
+        warm_up = (
+            f"{self.warmup_epochs:g} epochs" if self.warmup_epochs != 1 else "epoch"
+        )
+        up = f"up to {scale * self.lr:.3g} in the first {warm_up}, then"
         rate = (
             f"Learning rate: {up if self.warmup_epochs else f'from {scale * self.lr:.3g}'} "
             f"down to {scale * self.final_lr:.3g} at the end of epoch {last}."
@@ -173,20 +176,22 @@ class SpeakerSchedule:
         if self.loss is None:
             return rate
         start, end = self.margin_start_epoch, self.margin_end_epoch
-        if end <= start or end < 1:
+        rising = f"from {f'epoch {start}' if start > 1 else 'the first step'} on"
+        # Epochs count from 1: a margin that is full at epoch 1 is full in all.
+        if end == start or end <= 1:
             margin = f"{self.margin} from the first step on"
-        elif start >= last:
+        elif start > last:
             margin = (
                 f"0 throughout, since it would rise from epoch {start} on, and this run "
                 f"ends at {last}"
             )
         elif end > last:
             margin = (
-                f"rises from epoch {start} on, but this run ends at {last}, before it is "
+                f"rises {rising}, but this run ends at {last}, before it is "
                 f"{self.margin} at epoch {end}"
             )
         else:
-            margin = f"0 before epoch {start}, {self.margin} from epoch {end} on"
+            margin = f"rises {rising}, {self.margin} from epoch {end} on"
         return f"{rate} Margin: {margin}."
 
     @property

@@ -349,9 +349,7 @@ class MemoryReport:
             If it is no such object; the message names the keys.
         """
         with refusing("The text is no memory report", "Count anew."):
-            values = {**parse_json(text)}
-            shape = tuple(values["input_shape"])
-            return made_of(cls, {**values, "input_shape": shape})
+            return made_of(cls, parse_json(text))
 
 
 def breakdown(

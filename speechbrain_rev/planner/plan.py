@@ -149,6 +149,23 @@ class Plan:
         """Make the same plan with more in ``about``."""
         return replace(self, about={**self.about, **more})
 
+    def differences(
+        self, made_for: Mapping[str, str]
+    ) -> dict[str, tuple[str | None, str]]:
+        """Collect entries of ``about`` with another value than is asked for.
+
+        Examples
+        --------
+        >>> plan = Plan({}, None, 9, 8, 8, 1.0, {"batch": "4", "frames": "200"})
+        >>> plan.differences({"batch": "8", "frames": "200"})
+        {'batch': ('4', '8')}
+        """
+        return {
+            name: (self.about.get(name), value)
+            for name, value in made_for.items()
+            if self.about.get(name) != value
+        }
+
     def to_json(self) -> str:
         """Write it as a JSON document, which ``from_json`` reads."""
         return plans_to_json([self])

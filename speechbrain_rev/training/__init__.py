@@ -5,8 +5,8 @@ one part of a run: ``steps`` (gradients that are not finite, files that cannot b
 ``epochs`` (validation, log and checkpoint), ``epoch_log`` (lines, curves, TensorBoard,
 wandb), ``progress`` (the bar and the line of an epoch), ``start_from`` (a finished run that one
 begins with), ``memory_plan`` (modes of an encoder's blocks, of a step as in
-``recipe_step``), ``memory_budget`` (those of any other recipe's) and ``kept_plans`` (the
-file of both).
+``recipe_step``, and the file that keeps them) and ``memory_budget`` (modes of any other
+recipe's blocks).
 """
 
 from speechbrain_rev import torchaudio_pair  # noqa: F401, imported before torchaudio

@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from speechbrain.utils.distributed import if_main_process
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LOG = "train_log.jsonl"
 CURVES = "training_curves.png"
 TENSORBOARD = "tensorboard"
-#: Holds the name of the run at wandb, so that it goes on there too.
+#: The file with the name of wandb's run, which a resumed run continues.
 WANDB_RUN = "wandb_run.txt"
 
 #: The module of each logger, and the name that it must have.
@@ -71,9 +71,9 @@ class EpochLog:
     ) -> None:
         self._folder = Path(output_folder)
         self._cannot_draw = False
-        # Now, and not after an epoch.
+        # A damaged log is refused now, not after an epoch.
         self.rows()
-        self._other: EpochLogger | None = None
+        self._other: TensorBoard | WeightsAndBiases | None = None
         if to == "tensorboard":
             self._other = TensorBoard(self._folder / TENSORBOARD)
         elif to == "wandb" and if_main_process():
@@ -115,21 +115,11 @@ class EpochLog:
         path = self._folder / CURVES
         try:
             plots.training_curves(rows, path)
-        # Of whatever kind: no run ends because of a picture.
+        # Whatever the error: no run ends because of a picture.
         except Exception as error:
             if not self._cannot_draw:
                 logger.warning(f"{path} is not drawn: {error}")
             self._cannot_draw = True
-
-
-class EpochLogger(Protocol):
-    """A logger of the numbers of each epoch, under the names that train_log.jsonl has."""
-
-    def log_epoch(self, stats: Mapping[str, Any]) -> None:
-        """Add those statistics of an epoch that are numbers."""
-
-    def close(self, *, failed: bool) -> None:
-        """Close, as training has ended, by itself or by an error."""
 
 
 class TensorBoard:
@@ -138,7 +128,7 @@ class TensorBoard:
     Parameters
     ----------
     folder : Path
-        Which may hold the epochs of a run that goes on.
+        May hold the epochs of a run that is resumed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -160,7 +150,7 @@ class TensorBoard:
         numbers = _numbers(stats)
         del numbers["epoch"]
         self._logger.log_stats(numbers)
-        # A run that is killed has its epochs.
+        # Flush: a run that is killed keeps its epochs.
         self._logger.writer.flush()
 
     def close(self, *, failed: bool) -> None:
@@ -170,7 +160,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """SpeechBrain's logger for wandb in one run of wandb, whenever training goes on.
+    """SpeechBrain's logger for wandb, in one run of wandb however often training resumes.
 
     Parameters
     ----------
@@ -205,11 +195,11 @@ class WeightsAndBiases:
                 name=os.environ.get("WANDB_NAME", str(folder)),
                 dir=_wandb_folder(folder),
                 config=dict(config),
-                # More epochs than before, for instance.
+                # Resuming may change settings: more epochs, for instance.
                 allow_val_change=True,
             )
         except (wandb.errors.Error, ValueError) as error:
-            # pydantic's, of a variable such as WANDB_MODE, is a ValueError.
+            # pydantic raises ValueError for a variable such as WANDB_MODE.
             is_wandbs = isinstance(error, wandb.errors.Error)
             advice = (
                 "Log in by `wandb login`, set WANDB_MODE=offline to send it later by "

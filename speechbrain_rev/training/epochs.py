@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from speechbrain_rev.data import ChunkBatch
 from speechbrain_rev.inference.running import RepeatedShapes
-from speechbrain_rev.inference.runs import RunFiles, TrainingRecord
+from speechbrain_rev.inference.runs import TrainingRecord, read_record
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.checkpointer import (
     is_end_of_epoch,
@@ -27,6 +28,7 @@ from speechbrain_rev.lobes.checkpointer import (
 from speechbrain_rev.scoring import Trials, cosine_trials, eer
 from speechbrain_rev.training import progress
 from speechbrain_rev.training.epoch_log import EpochLog, log_places
+from speechbrain_rev.training.run_folder import RunFiles
 from speechbrain_rev.training.steps import CheckedSteps, Tally
 
 logger = logging.getLogger("train")
@@ -79,19 +81,19 @@ class ValidatedEpochs(CheckedSteps):
     epoch_log: EpochLog
     #: None for no validation.
     valid_trials: Trials | None = None
-    #: Of the batches of validation.
+    #: Shapes of the batches of validation.
     shapes: RepeatedShapes
     bar: tqdm[Any]
-    #: What happens, and where the run's files are; None where nothing is recorded.
+    #: The run's record and files; None where nothing is recorded.
     record: TrainingRecord | None = None
     files: RunFiles | None = None
-    #: Those of the epoch that is trained.
+    #: Batches of the epoch that is trained.
     batches: TimedBatches
-    #: What runs now; None before the first epoch.
+    #: The stage that runs; None before the first epoch.
     stage: sb.Stage | None = None
 
     def fit(self, *arguments: Any, **keywords: Any) -> None:
-        """Train; Ctrl-C is passed on with where the run stands and where it goes on."""
+        """Train; Ctrl-C is passed on with where the run stands and where it resumes."""
         try:
             super().fit(*arguments, **keywords)
         except KeyboardInterrupt as interrupt:
@@ -110,23 +112,29 @@ class ValidatedEpochs(CheckedSteps):
         return f"in epoch {epoch}, at step {self.step} of it"
 
     def _going_on(self) -> str:
-        """Name the newest checkpoint, from which the same command goes on."""
+        """Name the newest checkpoint, from which the same command resumes."""
         try:
             newest = self.checkpointer.find_checkpoint()
             if newest is None:
                 return "No checkpoint yet: the same command begins anew."
-            epoch, ended, step, _ = place_in_run(newest)
+            epoch, ended, step, _ = place_in_run(Path(newest.path))
         except (ValueError, OSError) as error:
             return str(error)
         return f"The same command goes on {_after(epoch, 0 if ended else step)}."
 
     def on_fit_start(self) -> None:
-        """Recover, and log where a run goes on."""
+        """Recover, and log where a run resumes."""
         super().on_fit_start()
         done, step = self.hparams.epoch_counter.current, self.step
         if self.record is not None and self.files is not None:
             rows = self.epoch_log.rows()
-            self.record = self.record.after([r for r in rows if r["epoch"] <= done])
+            self.record = replace(self.record, run=self.run).after(
+                [row for row in rows if row["epoch"] <= done]
+            )
+            before = read_record(self.hparams.output_folder)
+            if before is not None:
+                trained = done + self.step / len(self.train_sampler)
+                self.record = self.record.following(before, trained)
             run_on_main(self.files.take_over, args=[self.record])
         if (done or step) and if_main_process():
             epoch = done + 1 if step else done
@@ -199,7 +207,7 @@ class ValidatedEpochs(CheckedSteps):
         if stage == sb.Stage.TRAIN:
             assert epoch is not None
             if not self.step:
-                self.tally = Tally()
+                self.tally, self.earlier_seconds = Tally(), 0.0
             self.train_sampler.set_epoch(epoch)
             self.train_sampler.start_at(self.step)
             size = self.train_sampler.batch_size
@@ -234,7 +242,7 @@ class ValidatedEpochs(CheckedSteps):
         sampler, schedule = self.train_sampler, self.hparams.lr_annealing
         utterances = self.step * sampler.batch_size
         waited, total = self.sum_over_processes(self.batches.seconds, seconds)
-        # Times are those of the steps since.
+        # Rates are those of the steps since.
         resumed = {"resumed_after_step": self.first_step} if self.first_step else {}
         return {
             "epoch": epoch,
@@ -246,8 +254,8 @@ class ValidatedEpochs(CheckedSteps):
             "unread_files": self.tally.unread,
             "lr": schedule.current_lr,
             "margin": self.hparams.compute_cost.margin,
-            "minutes": seconds / 60,
-            # Of all processes: one that waits holds up the others.
+            "minutes": (self.earlier_seconds + seconds) / 60,
+            # The share of all processes: one that waits holds up the others.
             "data_wait_percent": 100 * waited / total,
             "utterances_per_second": (self.step - self.first_step)
             * sampler.batch_size
@@ -338,7 +346,7 @@ def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
     """Take two steps, and print how long training would take and where logs would go.
 
     Of a ``SpeakerEncoder`` it also prints whether blocks that run twice had equal bits.
-    A run that has checkpoints goes on from the newest one, and what is left of it is
+    A run that has checkpoints resumes from the newest one, and what is left of it is
     counted. Nothing is kept of the steps: the brain has no checkpointer afterwards.
 
     Parameters
@@ -351,7 +359,7 @@ def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
     Raises
     ------
     ValueError
-        If a run could not go on from its newest checkpoint, as with optimizer states of
+        If a run could not resume from its newest checkpoint, as with optimizer states of
         other bits.
     RuntimeError
         If a second run differed in the first step, as ``verify`` has it.

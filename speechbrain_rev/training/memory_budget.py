@@ -53,24 +53,19 @@ from speechbrain_rev.torch_private import (
     AnyDataLoaderIterator,
     tree_map,
 )
-from speechbrain_rev.training.kept_plans import (
-    PLAN,
-    differences,
-    read_plans,
-    write_plans,
-)
+from speechbrain_rev.training.memory_plan import PLAN, read_plans, write_plans
 
-#: In what a plan is about: shapes of the batches that it is for; and, of one in spite of
-#: which memory ran out, what the next one may take.
+#: Entries of a plan's ``about``: shapes of the batches that it is for and, if memory ran out
+#: in spite of it, what the next plan may take.
 _SHAPES, _NEXT = "shapes", "next_budget_bytes"
 
-#: By what part of the budget the next start plans less after memory ran out.
+#: Share of the budget that the next start leaves free after memory ran out.
 LIGHTER = 0.1
 
-#: Random numbers that are tried for the step that is planned.
+#: Seeds that are tried for the step that is planned.
 _SEEDS = 4
 
-#: How many blocks that are not planned the log names.
+#: Blocks without a plan that the log names, at most.
 _SHOWN = 8
 
 logger = logging.getLogger(__name__)
@@ -243,10 +238,10 @@ class BrainPlanner:
         self.patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         folder = getattr(brain.hparams, "output_folder", None)
         self._file = None if folder is None else Path(folder, PLAN)
-        kept = [] if self._file is None else read_plans(self._file)
-        self._about = self._made_for()
-        self._plans = [plan for plan in kept if not differences(plan, self._about)]
-        if kept and not self._plans:
+        plans = [] if self._file is None else read_plans(self._file)
+        self._about = self._describe_run()
+        self._plans = [plan for plan in plans if not plan.differences(self._about)]
+        if plans and not self._plans:
             logger.info("%s is for other settings: planned anew.", self._file)
         #: Bytes that plans may take: fewer after memory ran out.
         self.allowed_bytes = min(
@@ -255,7 +250,7 @@ class BrainPlanner:
         self._current: Plan | None = None
         self._trained: list[bool] = []
 
-    def _made_for(self) -> dict[str, str]:
+    def _describe_run(self) -> dict[str, str]:
         """Name the settings that a kept plan has to be for."""
         return {
             "memory_budget": str(self.budget_bytes),
@@ -275,13 +270,13 @@ class BrainPlanner:
 
     def plan_for(self, batch: Any) -> Plan:
         """Give the blocks a plan that holds for a batch; make one if none does."""
-        shapes = _largest_of_processes(shapes_of(batch))
+        shapes = _gather_largest(shapes_of(batch))
         trained = [p.requires_grad for p in self.brain.modules.parameters()]
         if trained != self._trained:
             if self._trained:  # frozen or unfrozen since the plan was made
-                self._plans, self._about = [], self._made_for()
+                self._plans, self._about = [], self._describe_run()
             self._trained = trained
-        plan = next((p for p in self._plans if _holds_for(p, shapes)), None)
+        plan = next((p for p in self._plans if _is_made_for(p, shapes)), None)
         if plan is None:
             self._store_all()  # parts of what recomputes would run twice in a step
             plan = self._make(batch, shapes)
@@ -322,7 +317,7 @@ class BrainPlanner:
         made: list[Any] = [None, None]
         if process_rank() == 0:
             try:
-                made[0] = self._planned(batch).to_json()
+                made[0] = self._plan_batch(batch).to_json()
             except Exception as error:
                 if not is_distributed_initialized():
                     raise
@@ -335,17 +330,17 @@ class BrainPlanner:
         plan = Plan.from_json(text).with_about(
             **self._about, **{_SHAPES: json.dumps(shapes)}
         )
-        others = [p for p in self._plans if not _covers(shapes, _shapes_in(p))]
+        others = [p for p in self._plans if not _covers(shapes, _read_shapes(p))]
         self._plans = [*others, plan]
         if self._file is not None and process_rank() == 0:
             write_plans(self._file, self._plans)
         return plan
 
-    def _planned(self, batch: Any) -> Plan:
-        with _states_kept(torch.device(self.brain.device)):
-            return self._chosen(*self._step(batch))
+    def _plan_batch(self, batch: Any) -> Plan:
+        with _restored_random_states(torch.device(self.brain.device)):
+            return self._choose_plan(*self._build_step(batch))
 
-    def _chosen(self, step: Step, reasons: Mapping[str, str]) -> Plan:
+    def _choose_plan(self, step: Step, reasons: Mapping[str, str]) -> Plan:
         names = [f"{name}: {why}" for name, why in reasons.items()]
         if names:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -360,7 +355,7 @@ class BrainPlanner:
                 size_text(int(plan.about["stored_bytes"])),
             )
             return plan
-        plan = _all_stored(step, self.allowed_bytes)
+        plan = _plan_all_stored(step, self.allowed_bytes)
         logger.info(
             "Everything is stored, for no block that is repeated was found: peak %s of %s; "
             "%s.",
@@ -370,21 +365,21 @@ class BrainPlanner:
         )
         return plan
 
-    def _step(self, batch: Any) -> tuple[Step, dict[str, str]]:
+    def _build_step(self, batch: Any) -> tuple[Step, dict[str, str]]:
         """Make the Brain's training step, with the blocks that can be planned."""
         module = BrainStep(self.brain)
-        own = _copied(batch)
+        copied = _copy_batch(batch)
         device = torch.device(self.brain.device)
         count = rows_of(batch)
 
         def inputs(rows: int, device: torch.device) -> Any:
             if device.type == "meta":
                 raise ValueError("a Brain's step needs the numbers of its batch")
-            return (own if rows == count else first_rows(own, rows),)
+            return (copied if rows == count else first_rows(copied, rows),)
 
-        module.choose_seed(own)
-        there = [x for x in _tensors(batch) if x.device.type == device.type]
-        fixed = module.fixed_bytes() + storage_bytes(there)
+        module.choose_seed(copied)
+        inputs_there = [x for x in _list_tensors(batch) if x.device.type == device.type]
+        fixed = module.fixed_bytes() + storage_bytes(inputs_there)
         step = Step(
             module,
             inputs,
@@ -420,11 +415,11 @@ class BrainStep(nn.ModuleDict):
     """
 
     def __init__(self, brain: sb.Brain) -> None:
-        own = {name: _unwrapped(module) for name, module in brain.modules.items()}
-        super().__init__(own)
-        self._brain = [brain]  # a list, so that what it has is no submodule
+        modules = {name: _unwrap(module) for name, module in brain.modules.items()}
+        super().__init__(modules)
+        self._brain = [brain]  # in a list, the Brain's modules are no submodules
         self.training = True
-        #: From which each step draws its random numbers.
+        #: Each step draws its random numbers from this seed.
         self.seed = 0
 
     def forward(self, batch: Any) -> Tensor:
@@ -434,36 +429,36 @@ class BrainStep(nn.ModuleDict):
         random.seed(self.seed)
         np.random.seed(self.seed)  # noqa: NPY002
         torch.clear_autocast_cache()  # of copies that ran before
-        own = _copied(batch)  # which compute_forward may move to a GPU
+        copied = _copy_batch(batch)  # compute_forward may move it to a GPU
         with brain.training_ctx:
-            outputs = brain.compute_forward(own, sb.Stage.TRAIN)
-            loss: Tensor = brain.compute_objectives(outputs, own, sb.Stage.TRAIN)
+            outputs = brain.compute_forward(copied, sb.Stage.TRAIN)
+            loss: Tensor = brain.compute_objectives(outputs, copied, sb.Stage.TRAIN)
         if not isinstance(loss, Tensor):
             raise ValueError(
                 f"compute_objectives returns {type(loss).__name__}; a step can be planned "
                 "where it returns the loss alone."
             )
-        # fit_batch has them until the backward pass is over.
-        loss.outputs = outputs, own  # type: ignore[attr-defined]
+        # fit_batch holds both until the backward pass is over.
+        loss.outputs = outputs, copied  # type: ignore[attr-defined]
         return loss
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BrainStep:
-        own = BrainStep(_brain_copy(self._brain[0], memo))
-        own.seed = self.seed
-        return own
+        step = BrainStep(_copy_brain(self._brain[0], memo))
+        step.seed = self.seed
+        return step
 
     def choose_seed(self, batch: Any) -> None:
         """Take the seed, of a few, whose forward pass needs most memory.
 
         Augmentation may lengthen a batch, or concatenate copies of it, at random.
         """
-        own = copy.deepcopy(self)
+        step = copy.deepcopy(self)
         peaks = {}
         for seed in range(_SEEDS):
-            own.seed = seed
+            step.seed = seed
             with torch.no_grad():
                 peak = unless_memory_runs_out(
-                    lambda: live_bytes_peak(lambda: own(batch))
+                    lambda: live_bytes_peak(lambda: step(batch))
                 )
             peaks[seed] = math.inf if peak is None else peak
         self.seed = max(peaks, key=lambda seed: peaks[seed])
@@ -475,41 +470,43 @@ class BrainStep(nn.ModuleDict):
         whole = nn.ModuleList([self, *others])
         weights = list(whole.parameters())
         trained = [p for p in weights if p.requires_grad]
-        held = storage_bytes([*weights, *whole.buffers()]) + storage_bytes(trained)
-        optimizers = _optimizers(brain)
+        live_bytes = storage_bytes([*weights, *whole.buffers()]) + storage_bytes(
+            trained
+        )
+        optimizers = _list_optimizers(brain)
         if all(optimizer.state for optimizer in optimizers):
-            return held + sum(map(state_bytes, optimizers))
+            return live_bytes + sum(map(state_bytes, optimizers))
         # States come into being at the first step: a copy takes one.
-        own = copy.deepcopy(self)
-        for parameter in own.parameters():
+        step = copy.deepcopy(self)
+        for parameter in step.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
-        copies = _optimizers(own._brain[0])
+        copies = _list_optimizers(step._brain[0])
         for optimizer in copies:
             optimizer.step()
-        return held + sum(map(state_bytes, copies))
+        return live_bytes + sum(map(state_bytes, copies))
 
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    kept = vars(owner).get(name)
+    earlier = vars(owner).get(name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if kept is None:
+        if earlier is None:
             delattr(owner, name)
         else:
-            setattr(owner, name, kept)
+            setattr(owner, name, earlier)
 
 
-def _optimizers(brain: sb.Brain) -> list[torch.optim.Optimizer]:
+def _list_optimizers(brain: sb.Brain) -> list[torch.optim.Optimizer]:
     several = getattr(brain, "optimizers_dict", None) or {}
-    own = [*several.values(), getattr(brain, "optimizer", None)]
-    return list({id(o): o for o in own if o is not None}.values())
+    optimizers = [*several.values(), getattr(brain, "optimizer", None)]
+    return list({id(o): o for o in optimizers if o is not None}.values())
 
 
-#: Classes of what a copy of a Brain shares with it.
+#: Classes of values that a copy of a Brain shares with it.
 _SHARED = (sb.utils.checkpoints.Checkpointer, Dataset, DataLoader, Sampler)
 
 
@@ -522,51 +519,51 @@ class _Silent:
         return lambda *arguments, **keywords: None
 
 
-def _brain_copy(brain: sb.Brain, memo: dict[int, Any]) -> sb.Brain:
+def _copy_brain(brain: sb.Brain, memo: dict[int, Any]) -> sb.Brain:
     """Copy a Brain with its modules, optimizers and what else its steps may change."""
     shared = [*vars(brain).values(), *vars(brain.hparams).values()]
     memo |= {id(value): value for value in shared if isinstance(value, _SHARED)}
     loggers = [v for v in shared if isinstance(v, sb.utils.train_logger.TrainLogger)]
     memo |= {id(logger): _Silent() for logger in loggers}
-    own = copy.copy(brain)
+    copied = copy.copy(brain)
     # The methods of its class do not plan.
     for name in ("compute_forward", "_planner"):
-        vars(own).pop(name, None)
+        vars(copied).pop(name, None)
     modules = {
-        name: copy.deepcopy(_unwrapped(module), memo)
+        name: copy.deepcopy(_unwrap(module), memo)
         for name, module in brain.modules.items()
     }
-    own.modules = nn.ModuleDict(modules)
-    memo[id(brain.modules)] = own.modules
+    copied.modules = nn.ModuleDict(modules)
+    memo[id(brain.modules)] = copied.modules
     for name, module in brain.modules.items():
         memo[id(module)] = modules[name]
-    for module in own.modules.modules():
+    for module in copied.modules.modules():
         if isinstance(module, nn.SyncBatchNorm):
             module.__class__ = _LocalBatchNorm  # type: ignore[assignment]
         if hasattr(module, "sync"):  # our own normalisation
             module.sync = False
         _run_all_layers(module)
-    anew = _replaced(AnyDataLoaderIterator, "__deepcopy__", _begun_anew)
-    with _without_gradients(brain), anew:
-        own.hparams = SimpleNamespace(
-            **{k: _own(k, v, memo) for k, v in vars(brain.hparams).items()}
+    anew = _replaced(AnyDataLoaderIterator, "__deepcopy__", _restart_iterator)
+    with _gradients_aside(brain), anew:
+        copied.hparams = SimpleNamespace(
+            **{k: _copy_value(k, v, memo) for k, v in vars(brain.hparams).items()}
         )
-        for name, value in vars(own).items():
+        for name, value in vars(copied).items():
             if name not in ("modules", "hparams"):
-                setattr(own, name, _own(name, value, memo))
-    own.raw_modules = own.modules
-    return own
+                setattr(copied, name, _copy_value(name, value, memo))
+    copied.raw_modules = copied.modules
+    return copied
 
 
-def _begun_anew(batches: AnyDataLoaderIterator, memo: dict[int, Any]) -> Any:
+def _restart_iterator(batches: AnyDataLoaderIterator, memo: dict[int, Any]) -> Any:
     """Copy an iterator of batches, as augmentation has one of its noise, from the start."""
     memo[id(batches._dataset)] = batches._dataset
-    own: dict[str, Any] = {"sampler": copy.deepcopy(batches._index_sampler, memo)}
+    sampler: dict[str, Any] = {"sampler": copy.deepcopy(batches._index_sampler, memo)}
     if batches._auto_collation:
-        own = {"batch_sampler": own["sampler"]}
+        sampler = {"batch_sampler": sampler["sampler"]}
     else:
-        own["batch_size"] = None
-    return iter(DataLoader(batches._dataset, collate_fn=batches._collate_fn, **own))
+        sampler["batch_size"] = None
+    return iter(DataLoader(batches._dataset, collate_fn=batches._collate_fn, **sampler))
 
 
 #: Names in transformers and SpeechBrain of the probability that a layer is left out.
@@ -592,16 +589,18 @@ class _LocalBatchNorm(AnyBatchNorm):
 _shared_values: set[tuple[str, type]] = set()
 
 
-def _own(name: str, value: Any, memo: dict[int, Any]) -> Any:
+def _copy_value(name: str, value: Any, memo: dict[int, Any]) -> Any:
     """Copy a value; warn of one that cannot be copied, and share it."""
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, Tensor) and not value.is_leaf:
         return value.detach().clone()
     if type(value) in (list, tuple, set):
-        return type(value)(_own(name, item, memo) for item in value)
+        return type(value)(_copy_value(name, item, memo) for item in value)
     if type(value) is dict:
-        return {key: _own(f"{name}.{key}", item, memo) for key, item in value.items()}
+        return {
+            key: _copy_value(f"{name}.{key}", item, memo) for key, item in value.items()
+        }
     # A memo of what fails names parts that are gone, whose ids others may have.
     attempt = dict(memo)
     try:
@@ -624,20 +623,20 @@ def _own(name: str, value: Any, memo: dict[int, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _without_gradients(brain: sb.Brain) -> Iterator[None]:
+def _gradients_aside(brain: sb.Brain) -> Iterator[None]:
     """Set gradients aside, so that copies of what holds parameters copy none."""
-    kept = [(p, p.grad) for p in brain.modules.parameters() if p.grad is not None]
-    for parameter, _ in kept:
+    gradients = [(p, p.grad) for p in brain.modules.parameters() if p.grad is not None]
+    for parameter, _ in gradients:
         parameter.grad = None
     try:
         yield
     finally:
-        for parameter, grad in kept:
+        for parameter, grad in gradients:
             parameter.grad = grad
 
 
 @contextlib.contextmanager
-def _states_kept(device: torch.device) -> Iterator[None]:
+def _restored_random_states(device: torch.device) -> Iterator[None]:
     """Put the random states back."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
@@ -648,18 +647,18 @@ def _states_kept(device: torch.device) -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
+def _unwrap(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def _is_refusal(error: ValueError) -> bool:
     """Return whether the planner refuses a step, and not the recipe's own code."""
     raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    own = (Path(__file__), Path(planner.__file__).parent)
-    return any(raised_in.is_relative_to(place) for place in own)
+    planners = (Path(__file__), Path(planner.__file__).parent)
+    return any(map(raised_in.is_relative_to, planners))
 
 
-def _all_stored(step: Step, budget_bytes: int) -> Plan:
+def _plan_all_stored(step: Step, budget_bytes: int) -> Plan:
     """Hold a network without blocks to its budget: there is nothing to be planned."""
     module = trainable(copy.deepcopy(step.module))
     inputs = step.inputs(step.batch, step.device)
@@ -698,23 +697,23 @@ def shapes_of(batch: Any) -> Shapes:
     >>> shapes_of({"sig": torch.zeros(2, 16000), "rate": torch.tensor(16000)})
     ((2, 16000),)
     """
-    return tuple(tuple(x.shape) for x in _tensors(batch) if x.numel() > 1)
+    return tuple(tuple(x.shape) for x in _list_tensors(batch) if x.numel() > 1)
 
 
-def _tensors(batch: Any) -> list[Tensor]:
+def _list_tensors(batch: Any) -> list[Tensor]:
     tensors: list[Tensor] = []
 
     def noted(x: Tensor) -> Tensor:
         tensors.append(x)
         return x
 
-    _mapped(batch, noted)
+    _map_tensors(batch, noted)
     return tensors
 
 
 def rows_of(batch: Any) -> int:
     """Count the samples of a batch: the rows that most of its tensors have."""
-    rows = [len(x) for x in _tensors(batch) if x.dim()]
+    rows = [len(x) for x in _list_tensors(batch) if x.dim()]
     return max(set(rows), key=rows.count, default=1)
 
 
@@ -732,25 +731,25 @@ def first_rows(batch: Any, count: int) -> Any:
         return x[:count] if isinstance(x, Tensor) and x.dim() and len(x) == rows else x
 
     if isinstance(batch, PaddedBatch):
-        own = copy.copy(batch)
+        copied = copy.copy(batch)
         for name, value in vars(batch).items():
             if isinstance(value, PaddedData):
-                setattr(own, name, PaddedData(*map(taken, value)))
+                setattr(copied, name, PaddedData(*map(taken, value)))
             elif isinstance(value, list) and len(value) == rows:
-                setattr(own, name, value[:count])
+                setattr(copied, name, value[:count])
             else:
-                setattr(own, name, taken(value))
-        vars(own)["_PaddedBatch__length"] = count
-        return own
-    return _mapped(batch, taken)
+                setattr(copied, name, taken(value))
+        vars(copied)["_PaddedBatch__length"] = count
+        return copied
+    return _map_tensors(batch, taken)
 
 
-def _copied(batch: Any) -> Any:
+def _copy_batch(batch: Any) -> Any:
     """Copy a batch, so that a step may write to it; its tensors are shared."""
-    return _mapped(batch, lambda x: x)
+    return _map_tensors(batch, lambda x: x)
 
 
-def _mapped(batch: Any, change: Any) -> Any:
+def _map_tensors(batch: Any, change: Any) -> Any:
     """Change each tensor of a batch, in a batch of the same kind."""
 
     def leaf(x: Any) -> Any:
@@ -759,15 +758,15 @@ def _mapped(batch: Any, change: Any) -> Any:
         # A PaddedBatch, or a batch of the recipe's own class.
         if not hasattr(x, "__dict__") or isinstance(x, type | nn.Module):
             return x
-        own = copy.copy(x)
+        copied = copy.copy(x)
         for name, value in vars(x).items():
-            object.__setattr__(own, name, _mapped(value, change))
-        return own
+            object.__setattr__(copied, name, _map_tensors(value, change))
+        return copied
 
     return tree_map(leaf, batch)
 
 
-def _largest_of_processes(shapes: Shapes) -> Shapes:
+def _gather_largest(shapes: Shapes) -> Shapes:
     """Take the largest of the batches that the processes have, dimension by dimension."""
     if not is_distributed_initialized():
         return shapes
@@ -781,22 +780,22 @@ def _largest_of_processes(shapes: Shapes) -> Shapes:
     )
 
 
-def _covers(one: Shapes, other: Shapes) -> bool:
-    """Whether a batch is in no dimension larger than another."""
-    return [*map(len, one)] == [*map(len, other)] and all(
+def _covers(larger: Shapes, smaller: Shapes) -> bool:
+    """Whether no dimension of a batch is larger than that of another."""
+    return [*map(len, larger)] == [*map(len, smaller)] and all(
         a >= b
-        for ours, theirs in zip(one, other, strict=True)
+        for ours, theirs in zip(larger, smaller, strict=True)
         for a, b in zip(ours, theirs, strict=True)
     )
 
 
-def _shapes_in(plan: Plan) -> Shapes:
+def _read_shapes(plan: Plan) -> Shapes:
     return tuple(map(tuple, json.loads(plan.about[_SHAPES])))
 
 
-def _holds_for(plan: Plan, shapes: Shapes) -> bool:
+def _is_made_for(plan: Plan, shapes: Shapes) -> bool:
     """Whether a plan is for batches as large, and memory did not run out with it."""
-    return _NEXT not in plan.about and _covers(_shapes_in(plan), shapes)
+    return _NEXT not in plan.about and _covers(_read_shapes(plan), shapes)
 
 
 def _next_budget_bytes(plan: Plan) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import speechbrain as sb
@@ -12,16 +12,15 @@ from speechbrain.utils.distributed import run_on_main
 
 from speechbrain_rev.catalog.plans import PLANNED_CARD
 from speechbrain_rev.devices import device_name, free_and_held_bytes
+from speechbrain_rev.files import write_whole
 from speechbrain_rev.lobes.checkpointer import CHANNELS
 from speechbrain_rev.planner import Plan, plan_step
+from speechbrain_rev.planner.plan import load_plans, plans_to_json
 from speechbrain_rev.sizes import card_text, size_text
-from speechbrain_rev.training.kept_plans import (
-    PLAN,
-    differences,
-    read_plans,
-    write_plans,
-)
 from speechbrain_rev.training.recipe_step import TrainingStep, budget_bytes_of
+
+#: The file of plans in a run's folder.
+PLAN = "plan.json"
 
 # Entries of a plan that have to be what is asked for, so that it is not made anew.
 _ASKED = ("memory_budget", "max_gradient_error", "bounds")
@@ -33,11 +32,35 @@ _OF_NAMED = 0.9
 logger = logging.getLogger("train")
 
 
+def read_plans(path: Path) -> list[Plan]:
+    """Read the plans of a run, the newest last; none where there is no file.
+
+    Raises
+    ------
+    ValueError
+        If the file is no file of plans; the message says how to resume.
+    """
+    if not path.is_file():
+        return []
+    try:
+        return load_plans(path)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} To do so, delete that file: memory_budget then plans."
+        ) from error
+
+
+def write_plans(path: Path, plans: Sequence[Plan]) -> None:
+    """Write the plans of a run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, plans_to_json(plans))
+
+
 def give_modes(brain: sb.Brain, folder: Path) -> None:
     """Give the blocks the modes of ``plan_file`` or those that ``memory_budget`` allows.
 
-    The plan is kept in the run's folder. A run that goes on without either setting takes
-    it again. ``mode`` overrides both. A run that goes on does so with the channels at a
+    The plan is kept in the run's folder. A run that resumes without either setting takes
+    it again. ``mode`` overrides both. A run resumes with the channels at a
     time and the memory format that it began with, whatever gives the modes.
 
     Parameters
@@ -94,7 +117,7 @@ def _write_plan(brain: sb.Brain, kept: Path, path: Path, begun: bool) -> None:
     """Write the run's plan, or a trial's, which is the kept one if that still holds."""
     knobs = brain.hparams
     if knobs.max_gradient_error is not None:
-        # Errors of compression are those of the weights and bounds that go on.
+        # Errors of compression depend on the weights and bounds that are resumed.
         brain.checkpointer.restore_states(
             "embedding_model", "classifier", "compression"
         )
@@ -113,8 +136,6 @@ def _write_plan(brain: sb.Brain, kept: Path, path: Path, begun: bool) -> None:
         plan_file=knobs.plan_file,
         memory_budget=knobs.memory_budget,
         max_gradient_error=knobs.max_gradient_error,
-        say=logger.info,
-        warn=logger.warning,
     )
     write_plans(path, [plan])
 
@@ -126,8 +147,6 @@ def plan_for_run(
     plan_file: str | None,
     memory_budget: str | None,
     max_gradient_error: float | None = None,
-    say: Callable[[str], object],
-    warn: Callable[[str], object],
 ) -> Plan:
     """Give the plan of a run: that of a file, the one that is kept, or a new one.
 
@@ -145,11 +164,6 @@ def plan_for_run(
         is the run's.
     max_gradient_error : float or None
         As ``plan_step`` takes it: a plan that was kept for another one is made anew.
-    say : callable
-        Is called with what a new plan is made for, and where one is taken that nobody
-        named.
-    warn : callable
-        Is called with what the plan of a file was made for that this run is not.
 
     Returns
     -------
@@ -165,17 +179,17 @@ def plan_for_run(
     """
     if plan_file is not None:
         plan = _load(plan_file, kept)
-        _warn_of_other_training(plan, step, f"plan_file {plan_file}", warn)
+        _warn_of_other_training(plan, step, f"plan_file {plan_file}")
         _refuse_other_channels(plan, step, plan_file)
         return plan.with_about(plan_file=str(plan_file))
     if memory_budget is None:
         plan = read_plans(kept)[-1]
         if "plan_file" in plan.about:
-            _warn_of_other_training(plan, step, str(kept), warn)
+            _warn_of_other_training(plan, step, str(kept))
         else:
             _refuse_other_training(plan, step, kept)
         _refuse_other_channels(plan, step, kept)
-        say(
+        logger.info(
             f"memory plan: of this run, {kept}, since neither mode, plan_file nor "
             "memory_budget is given; each of them overrides it"
         )
@@ -191,9 +205,11 @@ def plan_for_run(
             return plan
         if given is None and same:
             changed = (_for_another(name, *pair) for name, pair in others.items())
-            say(f"memory plan: {kept} was made {'; '.join(changed)}: planned anew")
+            logger.info(
+                f"memory plan: {kept} was made {'; '.join(changed)}: planned anew"
+            )
     size = budget_bytes_of(memory_budget, step.device)
-    say(
+    logger.info(
         f"memory plan: {memory_budget} is {card_text(size)}; blocks are timed on "
         f"{device_name(step.device)}"
     )
@@ -259,7 +275,7 @@ def _load(plan_file: str, kept: Path) -> Plan:
     )
 
 
-#: What `speechbrain-rev plan` plans for, and its plans do not name.
+#: Settings of `speechbrain-rev plan` that its plans do not name.
 _UNNAMED = {"pooling": "statistics", "memory_format": "contiguous"}
 
 
@@ -268,7 +284,7 @@ def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, 
     now = step.about()
     if "bounds" in plan.about:
         now["bounds"] = _bounds(step)
-    return differences(plan.with_about(**{**_UNNAMED, **plan.about}), now)
+    return plan.with_about(**{**_UNNAMED, **plan.about}).differences(now)
 
 
 def _refuse_other_training(plan: Plan, step: TrainingStep, path: Path) -> None:
@@ -290,9 +306,7 @@ def _for_another(name: str, then: str | None, now: str) -> str:
     return f"where the chunk was {was}, and here it is {is_}"
 
 
-def _warn_of_other_training(
-    plan: Plan, step: TrainingStep, source: str, warn: Callable[[str], object]
-) -> None:
+def _warn_of_other_training(plan: Plan, step: TrainingStep, source: str) -> None:
     """Warn of what decides whether the plan fits; what it does not name is let pass."""
     others = [
         _for_another(name, then, now)
@@ -303,7 +317,7 @@ def _warn_of_other_training(
         and not (name == "device" and _holds_named_card(step.device, plan.about))
     ]
     if others:
-        warn(
+        logger.warning(
             f"memory plan: {source} was made {'; '.join(others)}: it may take more memory "
             "than it says, or be slower than another plan. Plan anew for this run, give the "
             "settings that the plan was made for, or memory_budget, which plans."

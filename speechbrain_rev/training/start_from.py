@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.data.preparation import LABELS
 from speechbrain_rev.heads import HEADS, head_of
-from speechbrain_rev.inference.runs import LABELS, RECORD, read_record, standing
-from speechbrain_rev.inference.trained import WEIGHTS
+from speechbrain_rev.inference.runs import RECORD, WEIGHTS, read_record
+from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.lobes.checkpointer import load_finished_run
 
 
@@ -83,7 +84,7 @@ def start_from(settings: Mapping[str, Any]) -> None:
         Path(settings["save_folder"], LABELS)
     ):
         raise _other_classes(folder, "other speakers, or numbered differently")
-    early = (folder / WEIGHTS).is_file() and standing(folder, folder / WEIGHTS)
+    early = (folder / WEIGHTS).is_file() and read_weights(folder / WEIGHTS).standing
     if early:
         raise ValueError(
             f"pretrained_run: {early} Its classifier would be of another epoch. Go on with "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,9 +37,7 @@ SKIPPED = "skipped.jsonl"
 UNREAD = "unread.jsonl"
 #: SpeechBrain's run option, which checkpoints keep.
 ACCUMULATION = "grad_accumulation_factor"
-#: The same: whether epochs were those of debugging, of a few steps.
-DEBUG = "debug"
-#: Below, a loss scaler has halved so often that it is not the scale that overflows.
+#: Below this scale, a loss scaler has halved so often that it is not the scale that overflows.
 LEAST_SCALE = 2.0**-10
 
 logger = logging.getLogger("train")
@@ -151,6 +151,11 @@ class CheckedSteps(sb.Brain):
     mean_loss: float = math.nan
     #: Steps of the loader since the last one of the optimizer, from 1.
     pending: tuple[int, ...] = ()
+    #: Names the run, in its checkpoints and its record.
+    run: str
+    #: Seconds of the epoch before this process resumed it, and when this one began.
+    earlier_seconds: float = 0.0
+    stage_start: float = 0.0
     #: Steps of the epoch that the checkpoint had seen.
     recovered_step: int = 0
     #: Losses of their batches.
@@ -162,6 +167,7 @@ class CheckedSteps(sb.Brain):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        self.run = uuid.uuid4().hex
         if self.compile:
             raise ValueError(
                 "compile would give whole modules to torch.compile, which trains chains and "
@@ -172,7 +178,7 @@ class CheckedSteps(sb.Brain):
         """Build, recover, and drop lines about steps that are taken again."""
         super().on_fit_start()
         if self.checkpointer is not None and not self.debug:
-            # Of lines about these steps, which the checkpoint counted in its own batches.
+            # The checkpoint counted these steps in its own batches.
             position = self.hparams.epoch_counter.current + 1, self.recovered_step
             for name in (SKIPPED, UNREAD):
                 path = Path(self.hparams.output_folder, name)
@@ -255,7 +261,7 @@ class CheckedSteps(sb.Brain):
             self.scaler.update()
         now = self.scaler.get_scale()
         if now < scale or not (scaled or norm.isfinite()):
-            # Of scaled gradients an overflow is no news, unless the loss is none either.
+            # An overflow of scaled gradients is usual, unless the loss is not finite.
             bad = not all(bool(loss.isfinite()) for loss in self.losses)
             to_report = not scaled or self.sum_over_processes(bad)[0]
             self._skip(norm, report=bool(to_report or now < LEAST_SCALE))
@@ -338,11 +344,13 @@ class CheckedSteps(sb.Brain):
         super()._save(path)
         self.tally.read(self.modules.embedding_model)
         with open(path, "a", encoding="utf-8") as file:
+            seconds = self.earlier_seconds + time.monotonic() - self.stage_start
             state = {
+                "run": self.run,
+                "seconds": seconds,
                 "tally": vars(self.tally),
                 "batch_size": self.train_sampler.batch_size,
                 ACCUMULATION: self.grad_accumulation_factor,
-                DEBUG: self.debug,
             }
             yaml.safe_dump(state, file)
 
@@ -351,10 +359,11 @@ class CheckedSteps(sb.Brain):
         super()._recover(path, end_of_epoch)
         saved = yaml.safe_load(Path(path).read_text())
         self.tally = Tally(**saved["tally"])
+        self.run, self.earlier_seconds = saved["run"], saved["seconds"]
         if end_of_epoch:
-            self.step, self.avg_train_loss = 0, 0.0
+            self.step, self.avg_train_loss, self.earlier_seconds = 0, 0.0, 0.0
         self.recovered_step, now = self.step, self.train_sampler.batch_size
-        # At another batch the epoch goes on after as many utterances.
+        # At another batch the epoch resumes after as many utterances.
         self.step = self.step * saved["batch_size"] // now
 
 

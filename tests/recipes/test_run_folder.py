@@ -13,11 +13,12 @@ from speechbrain_rev.data import VoxCelebFolder
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.files import LOCK, locked
 from speechbrain_rev.inference import SpeakerEmbedder, evaluation, runs
-from speechbrain_rev.inference.trained import encoder_file
+from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.lobes.checkpointer import (
     load_finished_run,
 )
 from speechbrain_rev.planner import Plan
+from speechbrain_rev.training import run_folder
 from tests.recipes.conftest import in_process
 from tests.recipes.runs import (
     FEW_STEPS,
@@ -142,12 +143,12 @@ def test_a_run_s_own_settings_given_for_another_folder_are_refused(
     before = contents(folder)
     again = [str(folder / "hyperparams.yaml"), f"--output_folder={tmp_path / 'other'}"]
     with pytest.raises(
-        ValueError, match=r"save_folder is .* of the run in .*would be ch"
+        ValueError, match=r"is of the run in .*, and names folders of it"
     ) as refused:
         train.main([*again, "--device=cpu"])
     assert contents(folder) == before
     assert not (tmp_path / "other").exists()
-    _, _, options = str(refused.value).partition("or also ")
+    (options,) = re.findall(r"give also (.*); to begin another", str(refused.value))
     train.main([*again, "--device=cpu", *shlex.split(options)])
     assert contents(folder) == before
     assert str(folder) not in (tmp_path / "other" / "hyperparams.yaml").read_text()
@@ -162,11 +163,13 @@ def test_the_file_of_a_moved_run_is_refused_until_it_names_where_it_is(
     before = contents(folder)
     given = [str(file), "--device=cpu", "--number_of_epochs=2"]
     given += [f"--output_folder={folder}"] * named
-    with pytest.raises(ValueError, match="moved or copied: it names fold") as refused:
+    with pytest.raises(
+        ValueError, match=r"is of the run in .* where it was"
+    ) as refused:
         train.main(given)
     assert contents(folder) == before
     assert not gone.exists()
-    (options,) = re.findall(r"give (.*); to begin another", str(refused.value))
+    (options,) = re.findall(r"give also (.*); to begin another", str(refused.value))
     train.main([*given, *shlex.split(options)])
     assert len((folder / "train_log.txt").read_text().splitlines()) == 2
     assert not gone.exists()
@@ -201,16 +204,16 @@ def test_a_run_that_is_extended_is_none_to_start_from_or_to_take_rates_of(
         return caplog.text
 
     def standing():
-        return runs.standing(folder, encoder_file(folder))
+        return read_weights(folder).standing
 
     assert not standing()
     assert "not finished" not in embed()
     record = runs.read_record(folder)
     settings = {**record.settings, "number_of_epochs": 3}
-    runs.begin_epochs(folder, replace(record, settings=settings))
+    replace(record, settings=settings).write(folder)
     words = (
         f"{folder} is not finished: it is being extended to 3 epochs, 1 are done, and its "
-        "weights are those of its earlier end."
+        "weights are those of an earlier end, the mean of epochs up to 1."
     )
     assert standing() == words
     assert words in embed()
@@ -218,6 +221,26 @@ def test_a_run_that_is_extended_is_none_to_start_from_or_to_take_rates_of(
         again(output_folder=tmp_path / "new", pretrained_run=folder)
     (folder / WEIGHTS).unlink()
     assert "are of epoch 1 of 3, of the newest checkpoint" in standing()
+
+
+def test_a_run_is_extended_under_its_name_and_says_what_was_otherwise(
+    again, folder, tmp_path
+):
+    before = runs.read_record(folder)
+    again(output_folder=folder, number_of_epochs=2, weight_decay=0.5)
+    after = runs.read_record(folder)
+    assert after.run == before.run
+    assert after.weights.epochs != before.weights.epochs
+    assert after.weights.fingerprint == read_weights(folder).fingerprint
+    (earlier,) = after.earlier
+    assert earlier.epochs == before.epochs
+    assert earlier.values["weight_decay"] == before.settings["weight_decay"]
+    # Another run's checkpoints in the place of its own.
+    shutil.copytree(folder, tmp_path / "other")
+    record = runs.read_record(tmp_path / "other")
+    replace(record, run="another").write(tmp_path / "other")
+    with pytest.raises(ValueError, match="a checkpoint of another run than that in"):
+        again(output_folder=tmp_path / "other", number_of_epochs=3)
 
 
 def test_a_save_folder_that_is_a_file_is_refused(again, tmp_path):
@@ -254,7 +277,7 @@ def test_what_is_killed_before_it_recovers_leaves_a_finished_run(
     with monkeypatch.context() as patch:
         patch.setattr(train, "give_modes", end)
         # A process that is killed clears nothing away.
-        patch.setattr(runs.shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr(run_folder.shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(InterruptedError):
             again(number_of_epochs=2)
     assert "is a finished run" in again()
@@ -297,7 +320,7 @@ def test_checking_that_a_run_no_longer_does_is_no_changed_setting(again, caplog)
 
 
 def test_other_processes_than_those_of_the_checkpoint_are_listed(again, monkeypatch):
-    monkeypatch.setattr(runs, "process_count", lambda: 2)
+    monkeypatch.setattr(run_folder, "process_count", lambda: 2)
     assert "; processes: was 1, is 2.\n" in again(number_of_epochs=2)
 
 

@@ -177,7 +177,7 @@ def _check_record(folder: Path, checkpoints: list[Checkpoint]) -> None:
         last is None or (record.lr, record.margin) != (last["lr"], last["margin"])
     ):
         raise NotTheSame(f"run.json of {folder} tells of epoch {record.epochs}: {last}")
-    if record.averaged and not (folder / WEIGHTS).is_file():
+    if record.weights and not (folder / WEIGHTS).is_file():
         raise NotTheSame(f"run.json of {folder} tells of weights that are not there.")
 
 

@@ -517,6 +517,13 @@ MISTAKES = {
     }.items()},
     "verify run a.wav --speaker=ann": "no enrolled speaker at speakers/ann.safetensors. ",
     "enrol run ann a.wav --speakers=a.wav": "a.wav",
+    "enrol run ../ann a.wav": "takes no slash and no dot at its beginning, not '../ann'",
+    "enrol run .ann a.wav": "takes no slash and no dot at its beginning, not '.ann'",
+    "verify run a.wav --speaker=../ann": "takes no slash and no dot at its beginning",
+    **{
+        f"export run model{ending}": f"model{ending} would be a folder, and {ending} is an"
+        for ending in (".pt", ".pth", ".ckpt", ".safetensors", ".CKPT")
+    },
     "enrol run ann folder.npz --speakers=.": "folder.npz cannot be read as audio",
     "data nowhere": "nowhere does not exist. Give the folder of VoxCeleb, or of your "
     "speech, as PATH.",

@@ -8,7 +8,9 @@ import signal
 import stat
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import pytest
 
@@ -288,6 +290,41 @@ def test_a_name_that_stands_twice_among_many_is_reported_at_once():
     # Looked for key by key, it takes minutes.
     with pytest.raises(ValueError, match=f"'{keys[-1]}' is there twice"):
         parse_json(content)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    kind: Literal["a", "b"]
+    bounds: tuple[float, ...] | None = field(metadata={"signed": True})
+    more: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Whole:
+    pair: _Pair | None
+    is_last: bool
+
+
+PAIR = {"kind": "b", "bounds": [-1, 2.5], "more": {"x": [None]}}
+
+
+def test_lists_and_mappings_become_the_declared_tuples_and_dataclasses():
+    whole = made_of(_Whole, {"pair": PAIR, "is_last": True})
+    assert whole == _Whole(_Pair("b", (-1, 2.5), {"x": [None]}), is_last=True)
+    assert made_of(_Whole, {"pair": None, "is_last": False}).pair is None
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ({"kind": "c"}, "kind is 'c' and takes Literal"),
+        ({"bounds": ["a"]}, r"bounds is \['a'\] and takes tuple.* of -1152"),
+        ({"more": []}, r"more is \[\] and takes Mapping\[str, Any\]$"),
+    ],
+)
+def test_the_field_of_an_inner_dataclass_is_refused_by_name(pair, message):
+    with pytest.raises(ValueError, match=message):
+        made_of(_Whole, {"pair": {**PAIR, **pair}, "is_last": True})
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A run becomes a folder that SpeechBrain loads, from wherever it is moved."""
 
+import dataclasses
 import json
 import os
 import re
@@ -23,9 +24,8 @@ from speechbrain_rev.inference import (
     export_run,
     read_cohort,
 )
-from speechbrain_rev.inference.runs import begin_epochs
+from speechbrain_rev.inference.runs import EarlierEpochs, read_record
 from speechbrain_rev.inference.thresholds import RESULTS
-from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.classifier import CosineClassifier
 from tests.run_folders import (
     SPEAKERS,
@@ -220,9 +220,10 @@ def card_of(run, out):
 @pytest.mark.parametrize("margin", [0.0, 0.15])
 def test_the_card_shows_the_margin_that_was_reached(run, tmp_path, margin):
     # A run of few epochs may end before its schedule has raised the margin.
-    change_record(run, {"final_margin": 0.2}, margin=margin)
+    weights = dataclasses.replace(read_record(run).weights, margin=margin)
+    change_record(run, {"final_margin": 0.2}, weights=weights)
     card = card_of(run, tmp_path / "out")
-    assert f"| margin at the end | {margin} |" in card
+    assert f"| margin at their end | {margin:g} |" in card
     assert "| 0.2 |" not in card
 
 
@@ -243,24 +244,57 @@ def test_the_card_names_augmentation_that_there_was_none_of(run, tmp_path):
 def test_the_card_names_the_epochs_that_were_averaged(run, tmp_path):
     # Of ten that were asked for there were three.
     settings = {"average_checkpoints": 10, "number_of_epochs": 3}
-    change_record(run, settings, epochs=3, averaged=(1, 2, 3))
+    weights = dataclasses.replace(read_record(run).weights, epochs=(1, 2, 3))
+    change_record(run, settings, epochs=3, weights=weights)
+    with pytest.raises(
+        FileNotFoundError, match="no checkpoint of the end of epoch 3 a"
+    ):
+        export_run(run, tmp_path / "out")
+    (counter,) = (run / "save").glob("CKPT*/counter.ckpt")
+    counter.write_text("3")
+    (counter.parent / SUMS).unlink()
     card = card_of(run, tmp_path / "out")
     assert "| weights | mean of epochs 1, 2, 3 |" in card
     assert "| epochs | 3 of 3 |" in card
 
 
+def test_the_card_lists_what_earlier_epochs_had_otherwise(run, tmp_path):
+    values = {"batch_size": 2, "noise": True, "save_folder": "/secret/place"}
+    change_record(run, earlier=(EarlierEpochs(1.25, values),))
+    card = card_of(run, tmp_path / "out")
+    row = "| otherwise in the first 1.25 epochs | batch_size 2; noise True |"
+    assert row in card
+
+
+def test_the_classifier_is_of_the_epoch_that_the_weights_end_with(run, tmp_path):
+    (meta,) = (run / "save").glob("CKPT*/CKPT.yaml")
+    of_weights = torch.load(meta.parent / CLASSIFIER, weights_only=True)
+    newer = run / "save" / "CKPT+newer"
+    shutil.copytree(meta.parent, newer)
+    (newer / "counter.ckpt").write_text("3")
+    (newer / SUMS).unlink()
+    torch.save({"weight": of_weights["weight"] + 1}, newer / CLASSIFIER)
+    export_run(run, tmp_path / "out")
+    exported = torch.load(tmp_path / "out" / CLASSIFIER, weights_only=True)["weight"]
+    assert torch.equal(exported, of_weights["weight"][: len(exported)])
+
+
 def test_an_extension_that_was_interrupted_is_named_wherever_weights_are_used(
     run, tmp_path, caplog
 ):
-    record = change_record(run, {"number_of_epochs": 9})
-    begin_epochs(run, record)
-    words = "being extended to 9 epochs, 2 are done, and its weights are those of its e"
+    change_record(run, {"number_of_epochs": 9}, lr=0.003, seconds=7200.0)
+    words = (
+        "being extended to 9 epochs, 2 are done, and its weights are those of an earl"
+    )
     (early, *_) = export_run(run, tmp_path / "out")
     assert early.startswith("the end of its training")
     card = (tmp_path / "out" / CARD).read_text()
     for said in (early, card):
         assert words in said
-    assert "| weights | of an earlier end |" in card
+    # What is said of the end is of the weights, not of the epochs since.
+    assert "| weights | mean of epochs 2 |" in card
+    assert "| learning rate at their end | 0.01 |" in card
+    assert "| time | 1.50 minutes |" in card
     assert str(tmp_path) not in card
     audio = [
         str(write_audio(tmp_path / n, speech_like(0.5))) for n in ("a.wav", "b.wav")
@@ -306,9 +340,9 @@ def damaged_classifier(run):
 
 
 def other_classifier(run):
-    shutil.rmtree(next((run / "save").glob("CKPT*")))
-    modules = {"classifier": CosineClassifier(8, 9)}
-    WholeCheckpointer(run / "save", modules).save_checkpoint()
+    path = next((run / "save").glob("CKPT*/classifier.ckpt"))
+    torch.save(CosineClassifier(8, 9).state_dict(), path)
+    (path.parent / SUMS).unlink()
 
 
 def changed_since(name):

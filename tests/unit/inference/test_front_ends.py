@@ -80,8 +80,8 @@ def test_a_click_at_the_end_is_embedded_alone_as_in_a_batch(kind, click):
     # Alike enough for one batch of SpeakerEmbedder.
     longer = torch.from_numpy(speech_like(0.5)[:5300])
     if kind == "graph":
-        of = {"sample_rate": 16000, "front_end": "speechbrain"}
-        graph = EmbeddingGraph(tiny_encoder(), **of).eval()
+        encoder = tiny_encoder()
+        graph = EmbeddingGraph(encoder, encoder.description.front_end).eval()
         samples = torch.tensor([len(click), 5300])
         waves = torch.nn.utils.rnn.pad_sequence([click, longer], batch_first=True)
         row, alone = graph(waves, samples)[0], graph(click[None], samples[:1])[0]
@@ -153,8 +153,3 @@ def test_kaldi_s_frames_lie_within_the_utterance_and_have_no_mean():
     assert (shares * wide.shape[1]).round().tolist() == frames
     with pytest.raises(ValueError, match=r"399 samples, but a window .* has 400"):
         KaldiFbank()(waves, torch.tensor([1000, 399, 1000]))
-
-
-def test_a_front_end_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="one of speechbrain, kaldi, but is 'htk'"):
-        WaveformEncoder(torch.nn.Identity(), front_end="htk")

@@ -11,9 +11,16 @@ from speechbrain.dataio.encoder import CategoricalEncoder
 from speechbrain_rev import cli
 from speechbrain_rev.files import LOCK, locked
 from speechbrain_rev.inference import SpeakerEmbedder, export_run, read_cohort, runs
-from speechbrain_rev.inference.runs import RECORD, TrainingRecord, read_record
-from speechbrain_rev.inference.trained import encoder_file, read_weights
+from speechbrain_rev.inference.runs import (
+    RECORD,
+    EarlierEpochs,
+    FinalWeights,
+    TrainingRecord,
+    read_record,
+)
+from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
+from speechbrain_rev.training import run_folder
 from tests.recipes.stock import write_experiment
 from tests.run_folders import (
     HAPPENED,
@@ -34,17 +41,21 @@ def load(run):
 
 
 def standing(run):
-    return runs.standing(run, encoder_file(run))
+    return read_weights(run).standing
 
 
 # ------------------------------------------------------------ the record
 
 
+def record_of_nothing(**changed):
+    where = {"output_folder": "run", "save_folder": "run/save"}
+    settings = {**SETTINGS, **where, "number_of_epochs": 3, **changed}
+    nothing = {"epochs": 0, "seconds": 0.0, "lr": None, "margin": None, "weights": None}
+    return TrainingRecord("a run", settings, **{**HAPPENED, **nothing})
+
+
 def test_a_record_is_read_as_it_was_written_and_completed_by_epochs(tmp_path):
-    settings = {**SETTINGS, "number_of_epochs": 3}
-    begun = TrainingRecord(
-        settings, *(HAPPENED[n] for n in ("data", "augmentation", "device", "versions"))
-    )
+    begun = record_of_nothing()
     assert begun.after([]) == begun
     rows = [
         {"epoch": 1, "minutes": 1.5, "lr": 0.1, "margin": 0.0},
@@ -52,24 +63,45 @@ def test_a_record_is_read_as_it_was_written_and_completed_by_epochs(tmp_path):
     ]
     done = begun.after(rows)
     assert (done.epochs, done.seconds, done.lr, done.margin) == (2, 120, 0.01, 0.15)
-    for record in (begun, done, replace(done, averaged=(1, 2))):
+    weights = [FinalWeights((1, last), "f00d", 0.01, None, 90.0) for last in (2, 3)]
+    for record in (begun, done, replace(done, weights=weights[0])):
         record.write(tmp_path)
         assert read_record(tmp_path) == record
-        assert not record.is_finished
-    assert replace(done, averaged=(2, 3)).is_finished
+        assert not record.is_finished(3)
+    assert replace(done, weights=weights[1]).is_finished(3)
     with pytest.raises(FileNotFoundError, match=r"has no run\.json: give the output_f"):
         runs.record_of(tmp_path / "save")
+
+
+def test_what_earlier_epochs_had_otherwise_is_kept(tmp_path):
+    weights = FinalWeights((1, 2), "f00d", 0.01, None, 90.0)
+    before = replace(record_of_nothing(), weights=weights)
+    same = record_of_nothing().following(before, 1.5)
+    assert same == before
+    noisy = replace(before.augmentation, noise=True)
+    now = replace(record_of_nothing(batch_size=8), augmentation=noisy)
+    after = now.following(before, 1.5)
+    assert after.weights == weights
+    assert after.earlier == (EarlierEpochs(1.5, {"batch_size": 4, "noise": False}),)
+    after.write(tmp_path)
+    assert read_record(tmp_path) == after
+    # Before the first step there was nothing else.
+    assert not now.following(before, 0).earlier
+    later = replace(now, device="a GPU").following(after, 2)
+    assert later.earlier[0] == after.earlier[0]
+    assert later.earlier[1].values == {"device": before.device}
 
 
 def test_where_weights_stand_is_told_of_runs_that_have_not_ended(run, tmp_path):
     assert standing(run) == ""
     change_record(run, {"number_of_epochs": 5})
-    words = "not finished: its weights are the mean of epochs up to 2 of 5."
+    words = (
+        "being extended to 5 epochs, 2 are done, and its weights are those of an earlier "
+        "end, the mean of epochs up to 2."
+    )
     assert standing(run).endswith(words)
-    runs.begin_epochs(run, read_record(run))
-    words = "being extended to 5 epochs, 2 are done, and its weights are those of its"
-    assert words in standing(run)
-    assert not (run / SUMS).exists()
+    change_record(run, weights=None)
+    assert "2 of 5 epochs are done, and its weights are of an earlier" in standing(run)
     (run / WEIGHTS).unlink()
     (checkpoint,) = (run / "save").glob("CKPT*")
     (checkpoint / SUMS).unlink()
@@ -79,9 +111,43 @@ def test_where_weights_stand_is_told_of_runs_that_have_not_ended(run, tmp_path):
     for ended, where in ((False, words), (True, words.replace(" at step 30", ""))):
         meta = f"unixtime: 1\nend-of-epoch: {str(ended).lower()}\n"
         (checkpoint / "CKPT.yaml").write_text(meta)
-        assert standing(run).endswith(where)
+        # A checkpoint that is given is no less of this run.
+        for source in (run, checkpoint, checkpoint / WEIGHTS):
+            assert standing(source).endswith(where)
     (run / RECORD).unlink()
     assert standing(run) == ""
+
+
+def test_a_finished_run_that_lost_its_weights_is_told_to_write_them_again(run):
+    (run / WEIGHTS).unlink()
+    words = f"lacks {WEIGHTS}, which the same command of training writes again: these"
+    assert words in standing(run)
+
+
+def test_weights_of_another_run_are_refused(run, tmp_path):
+    other = tmp_path / "other"
+    write_run(other, seed=1)
+    shutil.copy(other / WEIGHTS, run / WEIGHTS)
+    (run / SUMS).unlink(missing_ok=True)
+    with pytest.raises(ValueError, match=r"other weights than the run in .* wrote"):
+        load(run)
+    with pytest.raises(ValueError, match=r"other weights than the run in .* wrote"):
+        run_folder.finished(run_settings(run))
+
+
+def test_checkpoints_of_another_run_are_refused(run):
+    (checkpoint,) = (run / "save").glob("CKPT*")
+    (checkpoint / SUMS).unlink(missing_ok=True)
+    for name in ("the run", "another"):
+        (checkpoint / "brain.ckpt").write_text(f"step: 30\nrun: {name}\n")
+        if name == "the run":
+            run_folder.refuse_other_checkpoints(run_settings(run))
+            assert read_weights(checkpoint).fingerprint
+        else:
+            with pytest.raises(ValueError, match="a checkpoint of another run than"):
+                run_folder.refuse_other_checkpoints(run_settings(run))
+            with pytest.raises(ValueError, match="a checkpoint of another run than"):
+                read_weights(checkpoint)
 
 
 def run_settings(run, **changed):
@@ -94,15 +160,16 @@ def run_settings(run, **changed):
 
 
 def test_a_run_is_finished_with_its_epochs_averaged_and_its_weights_as_written(run):
-    assert runs.finished(run_settings(run))
-    assert runs.finished(run_settings(run, number_of_epochs=1))
-    assert not runs.finished(run_settings(run, number_of_epochs=3))
-    assert not runs.finished(run_settings(run, average_checkpoints=2))
+    assert run_folder.finished(run_settings(run))
+    assert run_folder.finished(run_settings(run, number_of_epochs=1))
+    assert not run_folder.finished(run_settings(run, number_of_epochs=3))
+    assert not run_folder.finished(run_settings(run, average_checkpoints=2))
     (run / SUMS).write_text(f"{'0' * 64}  {WEIGHTS}\n")
     with pytest.raises(ValueError, match=f"{WEIGHTS} is not as it was written"):
-        runs.finished(run_settings(run))
-    runs.begin_epochs(run, read_record(run))
-    assert not runs.finished(run_settings(run))
+        run_folder.finished(run_settings(run))
+    change_record(run, weights=None)
+    (run / SUMS).unlink()
+    assert not run_folder.finished(run_settings(run))
 
 
 def test_the_end_of_a_run_is_the_mean_of_its_last_epochs_with_a_checksum(tmp_path):
@@ -113,11 +180,12 @@ def test_the_end_of_a_run_is_the_mean_of_its_last_epochs_with_a_checksum(tmp_pat
         torch.nn.init.constant_(encoder.fc.bias, epoch)
         checkpointer.save_checkpoint(meta={"epoch": epoch})
     given = run_settings(run, average_checkpoints=2, keep_checkpoints=2)
-    record = change_record(run, epochs=3, averaged=())
-    said = runs.finish({**given, "checkpointer": checkpointer}, record)
+    record = change_record(run, epochs=3, weights=None)
+    said = run_folder.finish({**given, "checkpointer": checkpointer}, record)
     assert "the mean of the last 2 epochs" in said
-    assert read_record(run).averaged == (2, 3)
     weights = read_weights(run)
+    final = FinalWeights((2, 3), weights.fingerprint, 0.01, 0.2, 90.0)
+    assert read_record(run).weights == final
     assert weights.path == run / WEIGHTS
     assert torch.all(weights.state_dict["fc.bias"] == 2.5)
     assert weights.description == encoder.description
@@ -146,16 +214,15 @@ PUBLISHED = {"widths": [48, 96, 192, 300], "blocks": None}
 )
 def test_another_network_than_the_record_s_is_refused(tmp_path, then, now, words):
     if then is not None:
-        settings = {**SETTINGS, "arch": "revnet57", **then}
-        TrainingRecord(settings, **HAPPENED).write(tmp_path)
+        record_of_nothing(arch="revnet57", **then).write(tmp_path)
     (tmp_path / WEIGHTS).touch()
     settings = {"output_folder": str(tmp_path), "save_folder": str(tmp_path / "save")}
     settings = {**SETTINGS, "arch": "revnet57", **settings, **now}
     if words is None:
-        runs.refuse_other_network(settings)
+        run_folder.refuse_other_network(settings)
         return
     with pytest.raises(ValueError, match=words):
-        runs.refuse_other_network(settings)
+        run_folder.refuse_other_network(settings)
 
 
 def test_two_runs_do_not_share_a_save_folder(tmp_path):
@@ -163,9 +230,9 @@ def test_two_runs_do_not_share_a_save_folder(tmp_path):
     first.mkdir()
     second.mkdir()
     with (
-        runs.owned(first, save),
+        run_folder.owned(first, save),
         pytest.raises(ValueError, match=r"into .*save\. Wait .* another save_folder"),
-        runs.owned(second, save),
+        run_folder.owned(second, save),
     ):
         pass
     assert not any(path.name == LOCK for path in tmp_path.rglob("*"))
@@ -173,13 +240,13 @@ def test_two_runs_do_not_share_a_save_folder(tmp_path):
 
 @pytest.mark.parametrize("is_main", [True, False])
 def test_of_several_processes_one_locks_the_folder(tmp_path, monkeypatch, is_main):
-    monkeypatch.setattr(runs, "if_main_process", lambda: is_main)
+    monkeypatch.setattr(run_folder, "if_main_process", lambda: is_main)
     with locked(tmp_path / LOCK, "the run", "writing into"):
         if is_main:
             with pytest.raises(ValueError, match="another output_folder"):
-                runs.owned(tmp_path).__enter__()
+                run_folder.owned(tmp_path).__enter__()
         else:
-            with runs.owned(tmp_path), runs.owned(tmp_path):
+            with run_folder.owned(tmp_path), run_folder.owned(tmp_path):
                 pass
 
 

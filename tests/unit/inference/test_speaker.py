@@ -18,6 +18,7 @@ from speechbrain_rev.inference import (
 )
 from speechbrain_rev.inference.front_ends import FRONT_ENDS
 from speechbrain_rev.lobes import build_encoder, inference_form
+from speechbrain_rev.lobes.description import FrontEnd
 from speechbrain_rev.lobes.pretrained import load_strictly
 from speechbrain_rev.scoring import cosine_trials, eer, read_trials
 from tests.run_folders import TINY, speech_like, tiny_encoder, write_audio, write_run
@@ -58,7 +59,7 @@ def model_of(arch, front_end):
     if front_end == "speechbrain":
         # As SpeakerEmbedder runs encoders on CPUs.
         encoder = inference_form(encoder.eval())
-    return WaveformEncoder(encoder, front_end=front_end)
+    return WaveformEncoder(encoder, FrontEnd(front_end, 16000, 80))
 
 
 @pytest.mark.parametrize(

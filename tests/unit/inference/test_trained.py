@@ -77,6 +77,8 @@ def no_connection(tmp_path, monkeypatch):
             unheard.bind(("127.0.0.1", 0))
             port = unheard.getsockname()[1]
         ask(f"http://127.0.0.1:{port}", tmp_path / "cache", monkeypatch)
+        # The Hub's library waits between its attempts.
+        monkeypatch.setattr(time, "sleep", lambda _: None)
 
     return cut_off
 

@@ -23,12 +23,12 @@ from hyperpyyaml import load_hyperpyyaml
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
+from speechbrain_rev.files import plain_yaml
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.inference.runs import RECORD, read_record
 from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.inference.untrusted import (
-    open_own,
-    plain_yaml,
+    own_file,
     read_tensors,
 )
 from speechbrain_rev.lobes.description import DESCRIPTION
@@ -468,6 +468,14 @@ def test_other_weights_than_the_encoder_s_are_refused(run, change, words):
     refused(run, words)
 
 
+@pytest.mark.parametrize("size", [0, 1, 100, 5000, 20_000, 20_001, 40_000, 60_000])
+def test_weights_that_were_cut_short_are_named(run, size):
+    os.truncate(run / CKPT, size)
+    refused(
+        run, f"{CKPT} is not loaded: it is damaged, or holds more than plain tensors"
+    )
+
+
 @pytest.mark.slow(drawn=False)
 def test_no_attack_takes_more_than_the_stated_memory(model, exported, tmp_path):
     folders = [model]
@@ -579,7 +587,10 @@ def test_a_run_that_links_elsewhere_is_refused(run, tmp_path):
         lambda text: text.replace('"/secret/place/one.txt"', "1"),
         lambda text: text.replace('"held_out_speakers": 2', '"held_out_speakers": "a"'),
         lambda text: text.replace('"noise": false', '"noise": 0'),
-        lambda text: text.replace('"averaged": [\n  2', '"averaged": [\n  2.5'),
+        lambda text: text.replace('"epochs": [\n   2', '"epochs": [\n   2.5'),
+        lambda text: text.replace('"average_checkpoints"', '"average"'),
+        lambda text: text.replace('"batch_size": 4', '"batch_size": "u"'),
+        lambda text: text.replace('"output_folder"', '"folder"'),
         lambda text: text.replace('"seconds": 90.0', '"seconds": 1e999'),
         lambda text: text + " " * 1_000_001,
     ],
@@ -629,10 +640,9 @@ def test_only_links_to_content_of_the_hub_s_cache_are_followed(
     (folder / blob).write_bytes(b"content")
     (folder / "file").symlink_to(blob)
     if own:
-        with open_own(folder, "file") as file:
-            assert file.read() == b"content"
+        assert own_file(folder, "file").read_bytes() == b"content"
         # Content that is a link itself is not.
         (folder / blob).rename(tmp_path / "elsewhere")
         (folder / blob).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="file is a link out of its folder"):
-        open_own(folder, "file")
+        own_file(folder, "file")

@@ -151,8 +151,10 @@ class TestAnotherHead:
 
 @pytest.mark.parametrize("loss", [*LOSSES, "another", None])
 def test_a_card_cites_the_paper_of_its_loss_and_of_no_other(loss, tmp_path):
-    weights = Weights(tmp_path, "f00d", tiny_encoder().description, {})
-    record = TrainingRecord({**SETTINGS, "loss": loss}, **HAPPENED)
+    weights = Weights(tmp_path, "f00d", tiny_encoder().description, {}, "")
+    record = TrainingRecord(
+        "a run", {**SETTINGS, "loss": loss}, weights=None, **HAPPENED
+    )
     card = model_card(CardFacts(weights, 2, record, None, None, [], []))
     kinds = {name: type(build_loss(name)) for name in LOSSES}
     papers = {kind.citation for kind in kinds.values()} - {""}

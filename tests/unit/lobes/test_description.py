@@ -80,7 +80,21 @@ def test_a_description_goes_through_safetensors_and_through_files(tmp_path):
     for path in tmp_path.iterdir():
         weights = read_weights(path)
         assert weights.description == encoder.description
-        assert weights.fingerprint == fingerprint_of(encoder.state_dict())
+        assert weights.fingerprint == fingerprint_of(
+            encoder.state_dict(), encoder.description
+        )
+
+
+def test_equal_weights_behind_other_features_or_pooling_are_another_model(tmp_path):
+    encoder = tiny_encoder()
+    torch.save(weights_in(encoder.state_dict()), tmp_path / "weights.ckpt")
+    built = dataclasses.asdict(encoder.description)
+    front_ends = [{"kind": k, "sample_rate": 16000} for k in ("speechbrain", "kaldi")]
+    front_ends.append({"kind": "kaldi", "sample_rate": 8000})
+    given = [{**built, "front_end": front_end} for front_end in front_ends]
+    given.append({**given[0], "pooling_variance": "unbiased"})
+    weights = [read_weights(tmp_path / "weights.ckpt", one) for one in given]
+    assert len({one.fingerprint for one in weights}) == 4
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 20])
@@ -123,18 +137,18 @@ OF = "_extra_state is no description of one "
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ([1], "it has no names"),
+        ([1], "is not a mapping"),
         ({**SAID, "more": 1}, "unexpected keyword argument 'more'"),
         (
             {n: v for n, v in SAID.items() if n != "pooling"},
             "missing 1 required .*'pooling'",
         ),
         ({**SAID, "name": 5}, "name is 5 and takes str"),
-        ({**SAID, "widths": 8}, "widths is 8, and no list"),
-        ({**SAID, "widths": [8.5] * 4}, r"widths is \(8\.5, .* takes tuple"),
+        ({**SAID, "widths": 8}, "widths is 8 and takes tuple"),
+        ({**SAID, "widths": [8.5] * 4}, r"widths is \[8\.5, .* takes tuple"),
         ({**SAID, "widths": [2**21] * 4}, "a number of widths is 2097152"),
         ({**SAID, "blocks": [10**6, 1, 1, 1]}, "1,000,003 in all, of at most 4,000"),
-        ({**SAID, "blocks": [True] * 4}, r"blocks is \(True, .* takes tuple"),
+        ({**SAID, "blocks": [True] * 4}, r"blocks is \[True, .* takes tuple"),
         ({**SAID, "n_mels": "80"}, "n_mels is '80'"),
         ({**SAID, "n_mels": 40}, "front_end makes n_mels 80, and the encoder takes 40"),
         ({**SAID, "embedding_dim": 0}, "embedding_dim is 0"),

@@ -14,6 +14,7 @@ from speechbrain_rev.architectures import ARCHITECTURES, architecture
 from speechbrain_rev.catalog.steps import channels_to_try
 from speechbrain_rev.inference.graph import EmbeddingGraph, exported
 from speechbrain_rev.lobes import build_encoder, inference_form
+from speechbrain_rev.lobes.description import FrontEnd
 from speechbrain_rev.lobes.geometry import AUTO, channels_by_level
 from speechbrain_rev.planner.memory import LiveBytes
 from speechbrain_rev.planner.trace import trace_bytes
@@ -128,7 +129,7 @@ class TestStrides:
     @pytest.mark.parametrize("row", [("revnet57", (1, 2, 1, 2, 2))], indirect=True)
     def test_a_graph_embeds_waveforms_as_the_encoder(self, row):
         encoder = with_statistics(self.built(row))
-        graph = EmbeddingGraph(encoder, sample_rate=16000, front_end="kaldi")
+        graph = EmbeddingGraph(encoder, FrontEnd("kaldi", 16000, encoder.n_mels))
         given = torch.randn(3, 14321), torch.tensor([14321, 8000, 4444])
         torch.testing.assert_close(exported(graph).module()(*given), graph(*given))
 

@@ -10,9 +10,8 @@ from torch import nn
 from speechbrain_rev.heads import HEADS, POOLINGS, PoolingRow
 from speechbrain_rev.inference.export import model_yaml
 from speechbrain_rev.inference.graph import EmbeddingGraph, exported
-from speechbrain_rev.inference.trained import built_of
-from speechbrain_rev.lobes import inference_form
-from speechbrain_rev.lobes.description import EncoderDescription
+from speechbrain_rev.lobes import build_encoder, inference_form
+from speechbrain_rev.lobes.description import EncoderDescription, FrontEnd
 from speechbrain_rev.lobes.pooling import Pooling, StatisticsPooling, build_pooling
 from tests.unit.lobes.encoders import (
     LENGTHS,
@@ -122,7 +121,7 @@ def test_maps_in_channels_last_are_pooled_alike_and_their_gradient_lies_so(masks
 
 
 def assert_exported_alike(encoder):
-    graph = EmbeddingGraph(encoder, sample_rate=16000, front_end="speechbrain")
+    graph = EmbeddingGraph(encoder, FrontEnd("speechbrain", 16000, encoder.n_mels))
     waves = torch.randn(2, 9000), torch.tensor([9000, 6000])
     torch.testing.assert_close(exported(graph).module()(*waves), graph(*waves))
 
@@ -189,7 +188,7 @@ class TestAnotherPooling:
         made = load_hyperpyyaml(text)["embedding_model"]
         assert made.description == encoder.description
         said = EncoderDescription.of_state_dict(encoder.state_dict())
-        for built in (made, built_of(said)):
+        for built in (made, build_encoder(**vars(said))):
             assert isinstance(built.pooling, Weighted)
 
 
@@ -244,7 +243,7 @@ class TestLastLayer:
         torch.testing.assert_close(y, plain(x).detach(), rtol=0.05, atol=0.05)
         torch.testing.assert_close(inference_form(encoder)(x), y)
         with pytest.raises(ValueError, match="quantize the ONNX file"):
-            EmbeddingGraph(encoder, sample_rate=16000, front_end="speechbrain")
+            EmbeddingGraph(encoder, FrontEnd("speechbrain", 16000, encoder.n_mels))
         with pytest.raises(RuntimeError, match=r"has no gradient\. Call eval"):
             encoder.train()(x)
 

@@ -55,8 +55,21 @@ def test_the_rate_rises_linearly_then_falls_and_the_margin_rises(epoch, lr, marg
 
 #: Changed settings, and what is said of the margin.
 WORDS = [
-    ({}, "0 before epoch 20, 0.2 from epoch 40 on"),
+    ({}, "rises from epoch 20 on, 0.2 from epoch 40 on"),
     ({"margin_start_epoch": 0, "margin_end_epoch": 0}, "0.2 from the first step on"),
+    ({"margin_start_epoch": 0, "margin_end_epoch": 1}, "0.2 from the first step on"),
+    (
+        {"margin_start_epoch": 0, "margin_end_epoch": 5},
+        "rises from the first step on, 0.2 from epoch 5 on",
+    ),
+    (
+        {"number_of_epochs": 20},
+        "rises from epoch 20 on, but this run ends at 20, before it is 0.2 at epoch 40",
+    ),
+    (
+        {"number_of_epochs": 19},
+        "0 throughout, since it would rise from epoch 20 on, and this run ends at 19",
+    ),
     (
         {"number_of_epochs": 14},
         "0 throughout, since it would rise from epoch 20 on, and this run ends at 14",
@@ -70,7 +83,12 @@ WORDS = [
 
 @pytest.mark.parametrize(("changed", "margin"), WORDS)
 def test_a_schedule_says_what_it_does(changed, margin):
-    words = schedule(loss=AAMSoftmax(), **changed).in_words()
+    scheduled = schedule(loss=AAMSoftmax(), **changed)
+    words, last_step = scheduled.in_words(), 100 * scheduled.number_of_epochs - 1
+    first, last = scheduled.margin_at(0), scheduled.margin_at(last_step)
+    assert (first == 0.2) == ("0.2 from the first step on" in words)
+    assert (last == 0) == ("0 throughout" in words)
+    assert (0 < last < 0.2) == ("before it is 0.2" in words)
     last = changed.get("number_of_epochs", 150)
     rate = f"up to 0.1 in the first 6 epochs, then down to 5e-05 at the end of epoch {last}"
     assert words == f"Learning rate: {rate}. Margin: {margin}."

@@ -32,7 +32,6 @@ from speechbrain_rev.reversible.wrapping import (
 )
 from speechbrain_rev.sizes import size_text
 from speechbrain_rev.training import memory_budget
-from speechbrain_rev.training.kept_plans import PLAN, read_plans
 from speechbrain_rev.training.memory_budget import (
     BrainStep,
     MemoryBudget,
@@ -40,6 +39,7 @@ from speechbrain_rev.training.memory_budget import (
     rows_of,
     shapes_of,
 )
+from speechbrain_rev.training.memory_plan import PLAN, read_plans
 from tests.corpus import write_noise
 from tests.unit.planner.test_search import Stack
 from tests.unit.training.brains import (
@@ -221,7 +221,7 @@ def test_memory_that_runs_out_ends_the_run_and_the_next_start_plans_less(
         trained(brain, batch_of())
     again = trained(brain_of("ecapa", MemoryBudget, **settings), batch_of())
     fixed = BrainStep(again).fixed_bytes()
-    inputs = storage_bytes(memory_budget._tensors(batch_of()))
+    inputs = storage_bytes(memory_budget._list_tensors(batch_of()))
     assert again.memory_plan.budget_bytes == int(0.9 * 20 * 2**20) - fixed - inputs
     (kept,) = read_plans(tmp_path / PLAN)
     assert kept == again.memory_plan
@@ -431,7 +431,7 @@ def test_what_cannot_be_copied_is_named(caplog):
     assert "metric_lock (lock) cannot be copied" in caplog.text
     memo = {}
     holder = SimpleNamespace(weights={"all": [torch.ones(2)]}, lock=lock)
-    assert memory_budget._own("holder", holder, memo) is holder
+    assert memory_budget._copy_value("holder", holder, memo) is holder
     assert not memo  # ids of parts that are gone would stand for others
 
 

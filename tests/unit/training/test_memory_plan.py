@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -96,7 +97,9 @@ def made(step, kept, **given):
     """Give the plan of a run, which it keeps, and what was reported."""
     lines = []
     given = {"plan_file": None, "memory_budget": None, **given}
-    plan = plan_for_run(step, kept=kept, say=lines.append, warn=lines.append, **given)
+    logged = {"info": lines.append, "warning": lines.append}
+    with mock.patch.multiple(memory_plan.logger, **logged):
+        plan = plan_for_run(step, kept=kept, **given)
     plan.save(kept)
     return plan, lines
 
