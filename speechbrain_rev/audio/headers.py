@@ -12,9 +12,8 @@ import math
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 # Writers of streams put 0 or about one of these sizes (0x7FFFF000 sox, 0x80000000 arecord,
 # 0xFFFFFFFF ffmpeg); of RF64 the largest number.
@@ -37,8 +36,7 @@ _WIDTHS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """What the header of a file says of its samples, in bytes.
 
     Attributes
@@ -145,7 +143,8 @@ def _read_riff(file: BinaryIO, order: str) -> Sizes | None:
                 )
             instead = struct.pack(form, rest)
             return Sizes(whole, rest, place=place, instead=instead, widths=widths)
-        _refuse_more(file, begin + size, order, whole)
+        if rest - size > _MOST_PASSED_OVER:
+            _refuse_more(file, begin + size, order, whole)
         return Sizes(begin + size, size, widths=widths)
     return None
 
