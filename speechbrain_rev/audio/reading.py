@@ -41,8 +41,8 @@ _SAMPLES_PER_BYTE = 8192
 _UNKNOWN = 2**63 - 1
 # Samples that are read at a time to the end of a file, whose header may lie about it.
 _BLOCK_SAMPLES = 2**22
-# Samples that are decoded at a time to pass over them.
-_PASSED_OVER = 2**16
+# Samples that are decoded at a time from the beginning.
+_DECODED = 2**14
 # soundfile raises the second for formats without a header, such as .raw.
 _REFUSALS = (soundfile.LibsndfileError, TypeError, UnicodeError, OSError)
 
@@ -110,19 +110,18 @@ class _SoundFile(soundfile.SoundFile):  # type: ignore[misc]
 
 
 class _OfSoundfile:
-    """A file of libsndfile."""
+    """A file of libsndfile that is read from any place."""
+
+    lossy = False
 
     def __init__(self, path: str | Path, audio: _SoundFile) -> None:
-        self.path, self.audio, self.lossy = path, audio, audio.lossy
+        self.path, self.audio = path, audio
         self.sample_rate, self.channels = int(audio.samplerate), int(audio.channels)
-        self._forward, self._place = not audio.seekable(), 0
+        self._place = 0
 
     def length(self, *, estimate: bool) -> int:
-        samples = int(self.audio.frames)
-        if samples == _UNKNOWN or (self.lossy and not estimate):
-            return _decoded_length(str(self.path), stamp_of(file_of(self.path)))
-        file_bytes = bytes_of(self.path) or 0
-        if samples > _SAMPLES_PER_BYTE * file_bytes and not self.lossy:
+        samples, file_bytes = int(self.audio.frames), bytes_of(self.path) or 0
+        if samples > _SAMPLES_PER_BYTE * file_bytes:
             raise ValueError(
                 f"{self.path} cannot be read as audio: its header says {samples} samples, "
                 f"more than {file_bytes} bytes can hold. Copy or convert it again."
@@ -130,42 +129,34 @@ class _OfSoundfile:
         return samples
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
-        if self._forward:
-            assert start >= self._place, "it is read forward"
-            while self._place < start:
-                if not len(self._next(min(_PASSED_OVER, start - self._place))):
-                    break
-        elif start != self._place:
+        if start != self._place:
             self._place = self.audio.seek(min(start, self.audio.frames))
-        if samples is not None:
-            values = self._next(samples)
-            if len(values) < samples:
-                self._check_end()
-            return values
-        blocks = [self._next(_BLOCK_SAMPLES)]
-        while len(blocks[-1]) == _BLOCK_SAMPLES:
-            blocks.append(self._next(_BLOCK_SAMPLES))
-        self._check_end()
-        return np.concatenate(blocks)
-
-    def _next(self, samples: int) -> NDArray[np.float32]:
-        values: NDArray[np.float32] = self.audio.read(
-            samples, dtype="float32", always_2d=True
-        )
+        size = _BLOCK_SAMPLES if samples is None else samples
+        blocks = _blocks_of(self.path, self.audio, self._place, size)
+        values = np.concatenate([*blocks]) if samples is None else next(blocks)
         self._place += len(values)
         return values
 
-    def _check_end(self) -> None:
-        """Refuse a file with fewer samples than its header says; of MP3 warn."""
-        if self._place < self.audio.frames < _UNKNOWN:
+
+def _blocks_of(
+    path: str | Path, audio: _SoundFile, place: int, size: int
+) -> Iterator[NDArray[np.float32]]:
+    """Read blocks to the end, and refuse an end before that of the header; of lossy audio warn."""
+    while True:
+        values = audio.read(size, dtype="float32", always_2d=True)
+        place += len(values)
+        if len(values) < size and place < audio.frames < _UNKNOWN:
             message = (
-                f"{self.path} seems to be cut short: its header says {self.audio.frames} "
-                f"samples, and there are {self._place}. Copy or convert it again."
+                f"{path} seems to be cut short: its header says {audio.frames} samples, and "
+                f"there are {place}. Copy or convert it again."
             )
-            if self.audio.format != "MP3":
+            if not audio.lossy:
                 raise ValueError(message)
             # Editors leave the headers of MP3 as they were: an estimate.
             logger.warning(message)
+        yield values
+        if len(values) < size:
+            return
 
 
 @functools.lru_cache(maxsize=1024)
@@ -174,28 +165,32 @@ def _decoded_length(path: str, changed: tuple[int, int]) -> int:
     del changed
     count = 0
     with _opened(path) as audio:
-        while read := len(audio.read(count, _PASSED_OVER)):
+        while read := len(audio.read(count, _DECODED)):
             count += read
-            if read < _PASSED_OVER:
+            if read < _DECODED:
                 break
     return count
 
 
-class _OfM4a:
-    """A file of AAC."""
+class _Forward:
+    """Audio that is decoded from its beginning: lossy, or FLAC without a length."""
 
-    lossy = True
-
-    def __init__(self, path: str | Path, audio: M4aFile) -> None:
-        self.path = path
-        self.sample_rate, self.channels = audio.sample_rate, audio.channels
-        self._blocks, self._said = audio.blocks(), audio.said
+    def __init__(
+        self,
+        path: str | Path,
+        audio: M4aFile | _SoundFile,
+        blocks: Iterator[NDArray[np.float32]],
+        header_samples: int | None,
+    ) -> None:
+        self.path, self.lossy = path, audio.lossy
+        self.sample_rate, self.channels = int(audio.samplerate), int(audio.channels)
+        self._blocks, self._header_samples = blocks, header_samples
         self._place = 0
         self._left = np.empty((0, self.channels), np.float32)
 
     def length(self, *, estimate: bool) -> int:
-        if estimate and self._said is not None:
-            return self._said
+        if estimate and self._header_samples is not None:
+            return self._header_samples
         return _decoded_length(str(self.path), stamp_of(file_of(self.path)))
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
@@ -204,7 +199,7 @@ class _OfM4a:
         wanted_end = math.inf if samples is None else start + samples
         while end < wanted_end and (block := next(self._blocks, None)) is not None:
             if end <= start:
-                # Nothing before is wanted: held no longer.
+                # Samples before the range are held no longer.
                 parts, begin = [], end
             parts.append(block)
             end += len(block)
@@ -353,7 +348,7 @@ def read_audio(
         rates = None if resample else (audio.sample_rate, sample_rate)
         check_channel(path, audio.channels, channel, rates=rates)
         if isinstance(audio, _OfPacked) and audio.sample_rate == sample_rate:
-            # What training reads most of is put where it belongs at once.
+            # Training reads most from packed folders: into the batch, without a copy.
             into = None if out is None else out.numpy()
             return torch.from_numpy(audio.packed.read(audio.name, start, samples, into))
         ratio = rate_ratio(audio.sample_rate, sample_rate)
@@ -455,10 +450,15 @@ def _opened(path: str | Path) -> Iterator[_Opened]:
     try:
         if Path(path).suffix.lower() == M4A:
             with open_bytes(path) as file, M4aFile(file) as m4a:
-                yield _OfM4a(path, m4a)
+                yield _Forward(path, m4a, m4a.blocks(), m4a.header_samples)
         else:
             with open_bytes(path) as file, _open_soundfile(path, file) as audio:
-                yield _OfSoundfile(path, audio)
+                if audio.seekable():
+                    yield _OfSoundfile(path, audio)
+                else:
+                    samples = audio.frames if audio.frames < _UNKNOWN else None
+                    blocks = _blocks_of(path, audio, 0, _DECODED)
+                    yield _Forward(path, audio, blocks, samples)
     except _REFUSALS as error:
         raise _unreadable(path, error) from error
 

@@ -33,7 +33,7 @@ from speechbrain_rev.audio.resampling import rate_ratio, resample
 Audio: TypeAlias = "str | PathLike[str] | Tensor | NDArray[Any] | Mapping[str, Any]"
 _ARRAY, _RATE = "array", "sampling_rate"
 
-# What is read of a file, or prepared of an array, at a time: of all channels.
+# Numbers of all channels that are read of a file, or prepared of an array, at a time.
 _BLOCK_NUMBERS = 2**20
 
 
@@ -76,16 +76,12 @@ class Recording:
             return cls.of(audio[_ARRAY], audio[_RATE], what)
         if isinstance(audio, np.ndarray):
             audio = _tensor(audio, what)
-        if _is_open(audio):
-            raise ValueError(
-                f"{what} is of type {type(audio).__name__}; give a path, or samples: "
-                "samples, rate = soundfile.read(file, always_2d=True), of which samples.T "
-                "and sample_rate=rate are taken. Bytes are made a file by io.BytesIO."
-            )
         if not isinstance(audio, Tensor):
             raise ValueError(
                 f"{what} is of type {type(audio).__name__}; give a path, or an array or a "
-                "tensor of floats from -1 to 1: [samples] or [channels, samples]."
+                "tensor of floats from -1 to 1: [samples] or [channels, samples]. Of an "
+                "open file: samples, rate = soundfile.read(file, always_2d=True), and then "
+                "samples.T and sample_rate=rate."
             )
         if audio.dim() not in (1, 2) or not audio.numel():
             raise ValueError(
@@ -135,16 +131,10 @@ class Recording:
             If it cannot be read, has several channels of which none is chosen, or is too
             short or too long.
         """
-        info = self.info()
-        try:
-            check_channel(self.what, info.channels, channel)
-        except ValueError as error:
-            if isinstance(self.audio, Path):
-                raise
-            raise ValueError(
-                f"{error} (An array of two dimensions is one utterance, [channels, "
-                "samples]; for one utterance in each row give list(batch).)"
-            ) from error
+        info, what = self.info(), self.what
+        if isinstance(self.audio, Tensor):
+            what += ", an array [channels, samples] and no list(batch),"
+        check_channel(what, info.channels, channel)
         check_seconds(info.samples, info.sample_rate, self.what, most=most)
         return info
 
@@ -242,11 +232,6 @@ def refuse_unordered(audio: object) -> None:
         )
 
 
-def _is_open(audio: object) -> bool:
-    """Return whether it is an open file, or what is in one."""
-    return isinstance(audio, (bytes, bytearray, memoryview)) or hasattr(audio, "read")
-
-
 def _tensor(audio: NDArray[Any], what: str) -> Tensor:
     """Make a tensor of an array, of which nothing may be lost or misread."""
     if isinstance(audio, np.ma.MaskedArray):
@@ -254,16 +239,12 @@ def _tensor(audio: NDArray[Any], what: str) -> Tensor:
             f"{what} is a masked array, whose masked samples would count as audio: give "
             "filled(0), or leave them out."
         )
-    if not audio.dtype.isnative:
-        raise ValueError(
-            f"{what} is an array of {audio.dtype.str}, the byte order of another machine: "
-            'give audio.astype("float32").'
-        )
     try:
         tensor = torch.from_numpy(np.ascontiguousarray(audio))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{what} is an array of {audio.dtype}; give floats from -1 to 1."
+            f"{what} is an array of {audio.dtype.str}; give floats from -1 to 1, as by "
+            f'astype("float32"): {error}'
         ) from error
     # An array of no axes came back with one.
     return tensor.reshape(audio.shape)
@@ -320,8 +301,11 @@ def recordings(
     if isinstance(audio, np.ndarray) and audio.dtype.kind in "UO":
         # An array of paths.
         audio, is_array = audio.tolist(), False
-    # An open file could be iterated over, line by line.
-    alone = is_array or isinstance(audio, (str, PathLike)) or _is_open(audio)
+    # An open file, or its bytes, could be iterated over.
+    is_open = isinstance(audio, bytes | bytearray | memoryview) or hasattr(
+        audio, "read"
+    )
+    alone = is_array or isinstance(audio, (str, PathLike)) or is_open
     alone = alone or is_decoded(audio)
     given: list[Any]
     if alone:
