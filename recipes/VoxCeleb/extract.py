@@ -22,7 +22,7 @@ from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.cli.options import COMPUTES, READS
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.inference.evaluation import (
-    channels_of_run,
+    channel_of_run,
     extract,
     files_of_run,
 )
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             options.run_folder,
             trials,
             cohort,
-            channels=channels_of_run(options.run_folder),
+            channel=channel_of_run(options.run_folder),
         )
     for path, archive in made.items():
         utterances, dim = archive.embeddings.shape

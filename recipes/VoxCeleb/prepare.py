@@ -33,7 +33,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 
-from speechbrain_rev.audio.reading import MIX
+from speechbrain_rev.audio.checks import MIX
 from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.packing import pack

@@ -19,7 +19,7 @@ _CONVERT = "ffmpeg -i IN.m4a -ar 16000 -ac 1 OUT.flac"
 
 
 class M4aFile:
-    """A file of AAC, which is decoded from its beginning.
+    """A file of AAC, which is decoded from its beginning, with soundfile's names.
 
     Parameters
     ----------
@@ -33,6 +33,8 @@ class M4aFile:
     ValueError
         If the file is cut short, damaged, no MP4 or has no audio.
     """
+
+    lossy = True
 
     def __init__(self, file: BinaryIO) -> None:
         self._av, self._path = _pyav(file.name), file.name
@@ -51,13 +53,13 @@ class M4aFile:
             )
         self._stream = self._container.streams.audio[0]
         #: Samples per second, and the number of channels.
-        self.sample_rate = int(self._stream.rate)
+        self.samplerate = int(self._stream.rate)
         self.channels = int(self._stream.channels)
         #: Samples by its header, None if it has none.
-        self.said: int | None = None
+        self.header_samples: int | None = None
         if self._stream.duration:
             seconds = self._stream.duration * self._stream.time_base
-            self.said = round(seconds * self.sample_rate)
+            self.header_samples = round(seconds * self.samplerate)
 
     def __enter__(self) -> M4aFile:
         return self
@@ -88,7 +90,7 @@ class M4aFile:
                     end = packet.pts + (packet.duration or 0)
                 for frame in packet.decode():
                     if (frame.sample_rate, frame.layout.nb_channels) != (
-                        self.sample_rate,
+                        self.samplerate,
                         self.channels,
                     ):
                         raise ValueError("its rate or channels change")
@@ -105,7 +107,7 @@ class M4aFile:
         # Files in fragments have no table of samples, and ffmpeg leaves their end as it is.
         if stream.frames and stream.duration:
             seconds = min(stream.duration, end) * stream.time_base
-            last = last[: max(0, round(seconds * self.sample_rate) - given)]
+            last = last[: max(0, round(seconds * self.samplerate) - given)]
         yield last
 
     def _damaged(self, error: Exception) -> ValueError:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 import soundfile
@@ -23,22 +24,25 @@ from numpy.typing import NDArray
 
 from speechbrain_rev.lists import printable
 
-from .lengths import open_bytes, opened, report_cut
+from .checks import Channel, check_channel, take_channel
+from .headers import read_sizes
 from .m4a import SUFFIX as M4A
 from .m4a import M4aFile
 from .packed import PackedAudio, find_packed
 from .resampling import rate_ratio, resampled_length, resampled_range
-from .segments import Segment, file_of, find_segment
-from .shards import stamp_of
+from .segments import Segment, bytes_of, file_of, find_segment
+from .shards import FilePart, find_member, stamp_of
 
-#: Mixes all channels: their mean.
-MIX = "mix"
+logger = logging.getLogger(__name__)
+
 # A FLAC frame of silence has up to 65,535 samples in 10 bytes or more.
 _SAMPLES_PER_BYTE = 8192
-# What is read at a time where a file is read to its end: a header may lie about that.
+# The frames of libsndfile for FLAC without a length.
+_UNKNOWN = 2**63 - 1
+# Samples that are read at a time to the end of a file, whose header may lie about it.
 _BLOCK_SAMPLES = 2**22
-# What is decoded at a time of what comes before.
-_PASSED_OVER = 2**16
+# Samples that are decoded at a time from the beginning.
+_DECODED = 2**14
 # soundfile raises the second for formats without a header, such as .raw.
 _REFUSALS = (soundfile.LibsndfileError, TypeError, UnicodeError, OSError)
 
@@ -89,23 +93,34 @@ class _Opened(Protocol):
         """Give a range, [samples, channels], which ends where the audio does."""
 
 
-class _OfSoundfile:
-    """A file of libsndfile."""
+class _SoundFile(soundfile.SoundFile):  # type: ignore[misc]
+    """A file of libsndfile that does not seek where other samples would come.
 
-    def __init__(self, path: str | Path, audio: soundfile.SoundFile) -> None:
+    Those of MP3 at 16 kHz are off by up to 0.3 of full scale. GSM 6.10 cannot seek, and in
+    FLAC without a length it fails. soundfile itself seeks after each block that it read.
+    """
+
+    @functools.cached_property
+    def lossy(self) -> bool:
+        mpeg = self.subtype.startswith("MPEG")
+        return self.format in ("OGG", "MP3") or mpeg or not super().seekable()
+
+    def seekable(self) -> bool:
+        return not (self.lossy or self.frames == _UNKNOWN)
+
+
+class _OfSoundfile:
+    """A file of libsndfile that is read from any place."""
+
+    lossy = False
+
+    def __init__(self, path: str | Path, audio: _SoundFile) -> None:
         self.path, self.audio = path, audio
         self.sample_rate, self.channels = int(audio.samplerate), int(audio.channels)
-        self.lossy = not audio.seekable()
         self._place = 0
 
     def length(self, *, estimate: bool) -> int:
-        if self.lossy and estimate:
-            return int(self.audio.frames)
-        if self.lossy:
-            return _decoded_length(str(self.path), stamp_of(file_of(self.path)))
-        with open_bytes(self.path) as file:
-            file_bytes = file.seek(0, io.SEEK_END)
-        samples = int(self.audio.frames)
+        samples, file_bytes = int(self.audio.frames), bytes_of(self.path) or 0
         if samples > _SAMPLES_PER_BYTE * file_bytes:
             raise ValueError(
                 f"{self.path} cannot be read as audio: its header says {samples} samples, "
@@ -114,30 +129,34 @@ class _OfSoundfile:
         return samples
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
-        if self.lossy:
-            assert start >= self._place, "it is read forward"
-            while self._place < start:
-                if not len(self._next(min(_PASSED_OVER, start - self._place))):
-                    break
-        elif start != self._place:
+        if start != self._place:
             self._place = self.audio.seek(min(start, self.audio.frames))
-        if samples is not None:
-            values = self._next(samples)
-            if len(values) < samples:
-                report_cut(self.path, self.audio, self._place)
-            return values
-        blocks = [self._next(_BLOCK_SAMPLES)]
-        while len(blocks[-1]) == _BLOCK_SAMPLES:
-            blocks.append(self._next(_BLOCK_SAMPLES))
-        report_cut(self.path, self.audio, self._place)
-        return np.concatenate(blocks)
-
-    def _next(self, samples: int) -> NDArray[np.float32]:
-        values: NDArray[np.float32] = self.audio.read(
-            samples, dtype="float32", always_2d=True
-        )
+        size = _BLOCK_SAMPLES if samples is None else samples
+        blocks = _blocks_of(self.path, self.audio, self._place, size)
+        values = np.concatenate([*blocks]) if samples is None else next(blocks)
         self._place += len(values)
         return values
+
+
+def _blocks_of(
+    path: str | Path, audio: _SoundFile, place: int, size: int
+) -> Iterator[NDArray[np.float32]]:
+    """Read blocks to the end, and refuse an end before that of the header; of lossy audio warn."""
+    while True:
+        values = audio.read(size, dtype="float32", always_2d=True)
+        place += len(values)
+        if len(values) < size and place < audio.frames < _UNKNOWN:
+            message = (
+                f"{path} seems to be cut short: its header says {audio.frames} samples, and "
+                f"there are {place}. Copy or convert it again."
+            )
+            if not audio.lossy:
+                raise ValueError(message)
+            # Editors leave the headers of MP3 as they were: an estimate.
+            logger.warning(message)
+        yield values
+        if len(values) < size:
+            return
 
 
 @functools.lru_cache(maxsize=1024)
@@ -146,28 +165,32 @@ def _decoded_length(path: str, changed: tuple[int, int]) -> int:
     del changed
     count = 0
     with _opened(path) as audio:
-        while read := len(audio.read(count, _PASSED_OVER)):
+        while read := len(audio.read(count, _DECODED)):
             count += read
-            if read < _PASSED_OVER:
+            if read < _DECODED:
                 break
     return count
 
 
-class _OfM4a:
-    """A file of AAC."""
+class _Forward:
+    """Audio that is decoded from its beginning: lossy, or FLAC without a length."""
 
-    lossy = True
-
-    def __init__(self, path: str | Path, audio: M4aFile) -> None:
-        self.path = path
-        self.sample_rate, self.channels = audio.sample_rate, audio.channels
-        self._blocks, self._said = audio.blocks(), audio.said
+    def __init__(
+        self,
+        path: str | Path,
+        audio: M4aFile | _SoundFile,
+        blocks: Iterator[NDArray[np.float32]],
+        header_samples: int | None,
+    ) -> None:
+        self.path, self.lossy = path, audio.lossy
+        self.sample_rate, self.channels = int(audio.samplerate), int(audio.channels)
+        self._blocks, self._header_samples = blocks, header_samples
         self._place = 0
         self._left = np.empty((0, self.channels), np.float32)
 
     def length(self, *, estimate: bool) -> int:
-        if estimate and self._said is not None:
-            return self._said
+        if estimate and self._header_samples is not None:
+            return self._header_samples
         return _decoded_length(str(self.path), stamp_of(file_of(self.path)))
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
@@ -176,7 +199,7 @@ class _OfM4a:
         wanted_end = math.inf if samples is None else start + samples
         while end < wanted_end and (block := next(self._blocks, None)) is not None:
             if end <= start:
-                # Nothing before is wanted: held no longer.
+                # Samples before the range are held no longer.
                 parts, begin = [], end
             parts.append(block)
             end += len(block)
@@ -273,7 +296,7 @@ def read_audio(
     *,
     sample_rate: int,
     resample: bool = False,
-    channel: int | str | None = None,
+    channel: Channel = None,
     start: int = 0,
     samples: int | None = None,
     out: torch.Tensor | None = None,
@@ -322,15 +345,10 @@ def read_audio(
     torch.Size([8000])
     """
     with _opened(path) as audio:
-        if audio.sample_rate != sample_rate and not resample:
-            raise ValueError(
-                f"{path} has {audio.sample_rate} samples per second, but {sample_rate} are "
-                "expected. Set resample to true, convert the files (for example: sox IN -r "
-                f"{sample_rate} OUT), or set sample_rate to what the files have."
-            )
-        check_channel(path, audio.channels, channel)
+        rates = None if resample else (audio.sample_rate, sample_rate)
+        check_channel(path, audio.channels, channel, rates=rates)
         if isinstance(audio, _OfPacked) and audio.sample_rate == sample_rate:
-            # What training reads most of is put where it belongs at once.
+            # Training reads most from packed folders: into the batch, without a copy.
             into = None if out is None else out.numpy()
             return torch.from_numpy(audio.packed.read(audio.name, start, samples, into))
         ratio = rate_ratio(audio.sample_rate, sample_rate)
@@ -339,50 +357,12 @@ def read_audio(
     return wav if out is None else out[: len(wav)].copy_(wav)
 
 
-def check_channel(path: str | Path, channels: int, channel: int | str | None) -> None:
-    """Refuse several channels of which none is chosen, and one that is not there.
-
-    Of a segment that names its channel, that is read, whatever is chosen.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-    channels : int
-        How many it has.
-    channel : int, "mix" or None
-        As of ``read_audio``.
-
-    Raises
-    ------
-    ValueError
-        If the channel cannot be read.
-    """
-    if channel is None and channels != 1:
-        raise ValueError(
-            f"{path} has {channels} channels, but one is expected. Set channel to a number "
-            f"or to {MIX}, or convert the files (for example: sox IN OUT remix -)."
-        )
-    if isinstance(channel, int) and (segment := find_segment(path)):
-        channel = channel if segment.channel is None else 0
-    if isinstance(channel, int) and not 0 <= channel < channels:
-        raise ValueError(
-            f"{path} has no channel {channel}: it has {channels}, counted from 0. Set "
-            f"channel to one that all files have, or to {MIX}."
-        )
-    if isinstance(channel, str) and channel != MIX:
-        raise ValueError(f"channel is {channel!r}; give a number, {MIX} or none.")
-
-
 def _of_one_channel(
-    audio: _Opened, channel: int | str | None, start: int, samples: int | None
+    audio: _Opened, channel: Channel, start: int, samples: int | None
 ) -> torch.Tensor:
     """Read a range at the audio's own rate: [samples]."""
-    values = torch.from_numpy(audio.read(start, samples))
-    if channel == MIX and audio.channels > 1:
-        return values.mean(dim=1)
-    chosen = channel if isinstance(channel, int) and audio.channels > 1 else 0
-    return values[:, chosen].contiguous()
+    values = torch.from_numpy(audio.read(start, samples)).T
+    return take_channel(values, channel).contiguous()
 
 
 def read_blocks(
@@ -390,8 +370,8 @@ def read_blocks(
 ) -> Iterator[torch.Tensor]:
     """Read all channels of a file to its end, a block at a time.
 
-    Of MP3 files headers may estimate, and OGG files of a recording that was stopped may
-    not mark their end: where those seem to be cut short, there is a warning.
+    Headers of MP3 files may be estimates: where one seems to be cut short, there is a
+    warning. OGG files end where libsndfile finds their last page.
 
     Parameters
     ----------
@@ -430,31 +410,31 @@ def read_blocks(
             raise ValueError(f"{path} holds no samples. Leave it out.")
 
 
-def read_first_channel(
-    path: str | Path, *, sample_rate: int, resample: bool = False
-) -> torch.Tensor:
-    """Read the first channel of a file of one or more.
+def open_bytes(path: str | Path) -> BinaryIO:
+    """Open a file, or a member of a tar, for its bytes.
 
     Parameters
     ----------
     path : str or Path
-        The file, for example of room impulse responses, which may have a channel per
-        microphone.
-    sample_rate : int
-        The rate of what comes back, Hz.
-    resample : bool
-        As of ``read_audio``.
 
     Returns
     -------
-    torch.Tensor, [samples]
+    binary file
 
     Raises
     ------
     ValueError
-        If the file cannot be read or has another rate.
+        If the tar is damaged.
+    OSError
+        If it cannot be opened.
     """
-    return read_audio(path, sample_rate=sample_rate, resample=resample, channel=0)
+    if inside := find_member(path):
+        tar, member = inside
+        if member is None:
+            raise FileNotFoundError(f"{tar} has no member of this name")
+        name, begin, size = f"{tar}/{member.name}", member.begin, member.size
+        return cast(BinaryIO, FilePart(open(tar, "rb"), begin, size, name=name))
+    return open(path, "rb")
 
 
 @contextlib.contextmanager
@@ -470,12 +450,33 @@ def _opened(path: str | Path) -> Iterator[_Opened]:
     try:
         if Path(path).suffix.lower() == M4A:
             with open_bytes(path) as file, M4aFile(file) as m4a:
-                yield _OfM4a(path, m4a)
+                yield _Forward(path, m4a, m4a.blocks(), m4a.header_samples)
         else:
-            with opened(path) as audio:
-                yield _OfSoundfile(path, audio)
+            with open_bytes(path) as file, _open_soundfile(path, file) as audio:
+                if audio.seekable():
+                    yield _OfSoundfile(path, audio)
+                else:
+                    samples = audio.frames if audio.frames < _UNKNOWN else None
+                    blocks = _blocks_of(path, audio, 0, _DECODED)
+                    yield _Forward(path, audio, blocks, samples)
     except _REFUSALS as error:
         raise _unreadable(path, error) from error
+
+
+@contextlib.contextmanager
+def _open_soundfile(path: str | Path, file: BinaryIO) -> Iterator[_SoundFile]:
+    """Open a file, which is open for its bytes, to its end by the sizes in its header."""
+    sizes, file_bytes = read_sizes(file), file.seek(0, io.SEEK_END)
+    # libsndfile reads a path faster than the members of a tar and corrected headers.
+    source: Any = file if isinstance(file, FilePart) else str(path)
+    if sizes is not None and (sizes.instead or sizes.is_sphere):
+        end = min(sizes.end, file_bytes)
+        source = FilePart(file, 0, end, place=sizes.place, instead=sizes.instead)
+    file.seek(0)
+    with _SoundFile(source) as audio:
+        if sizes is not None:
+            sizes.check(path, file_bytes, audio.subtype)
+        yield audio
 
 
 def _unreadable(path: str | Path, error: Exception) -> ValueError:

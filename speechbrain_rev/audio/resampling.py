@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torchaudio.functional import resample as _resample
 
-# Of the filters: zero crossings either side, and where they begin to
-# fall as a part of the lower rate. torchaudio's own.
+# The filters have so many zero crossings either side, and begin to fall at this part of the
+# lower rate: torchaudio's own numbers.
 _FILTER_ZEROS, _ROLLOFF = 6, 0.99
 
 # Every usual pair of rates is a ratio of smaller numbers. An unusual one is replaced by

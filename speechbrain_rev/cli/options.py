@@ -44,7 +44,7 @@ def on_terminal(words: str) -> str:
 
     Examples
     --------
-    >>> print(on_terminal('2 files:\n- a.wav: 2 channels.\n- b.wav: gone\nGive channels="mean" (--channel=mix).'))
+    >>> print(on_terminal('2 files:\n- a.wav: 2 channels.\n- b.wav: gone\nGive channel="mix" (--channel=mix).'))
     2 files:
     - a.wav: 2 channels.
     - b.wav: gone

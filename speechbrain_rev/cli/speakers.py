@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from speechbrain_rev.cli.options import (
     COMPUTES,
@@ -141,9 +141,8 @@ def _add_model(
     )
     reads.add_argument(
         "--channel",
-        dest="channels",
         metavar="NUMBER|mix",
-        type=_channels,
+        type=_channel,
         help="what is read of several channels: the one of this number, counted from 0, "
         "or the mean of all (default: such files are refused)",
     )
@@ -175,11 +174,9 @@ def _add_speakers(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _channels(text: str) -> Literal["mean"] | int:
-    if text == "mix":
-        return "mean"
+def _channel(text: str) -> str | int:
     # argparse reports what is neither, and names the option.
-    return int(text)
+    return text if text == "mix" else int(text)
 
 
 def _embed(parsed: argparse.Namespace) -> None:
@@ -204,7 +201,7 @@ def _embed(parsed: argparse.Namespace) -> None:
         listing,
         parsed.out,
         embedder,
-        channels=parsed.channels,
+        channel=parsed.channel,
         window=parsed.window,
         bad_files=parsed.bad_files,
     )
@@ -219,7 +216,7 @@ def _embed(parsed: argparse.Namespace) -> None:
 def _look(listing: Listing, parsed: argparse.Namespace) -> None:
     from speechbrain_rev.inference.extraction import describe_bad, look_through
 
-    seconds, bad = look_through(listing, channels=parsed.channels, window=parsed.window)
+    seconds, bad = look_through(listing, channel=parsed.channel, window=parsed.window)
     good = len(listing.files) - len(bad)
     print(f"{good} files can be embedded by their headers, {seconds / 3600:.2f} h.")
     if bad:
@@ -236,7 +233,7 @@ def _print_rows(
     from speechbrain_rev.lists import printable
 
     paths = list(listing.files.values())
-    rows = embedder.embed(paths, channels=parsed.channels, window=parsed.window)
+    rows = embedder.embed(paths, channel=parsed.channel, window=parsed.window)
     for name, embedding in zip(listing.files, rows, strict=True):
         start = " ".join(f"{value:.3f}" for value in embedding[:4])
         norm = np.linalg.norm(embedding)
@@ -263,7 +260,7 @@ def _enrol(parsed: argparse.Namespace) -> None:
     replaced = ", in the place of an earlier one" if path.exists() else ""
     _pin(parsed)
     speaker = _embedder(parsed).enrol(
-        parsed.audio, channels=parsed.channels, window=parsed.window
+        parsed.audio, channel=parsed.channel, window=parsed.window
     )
     speaker.save(path)
     count = speaker.utterances
@@ -289,7 +286,7 @@ def _verify(parsed: argparse.Namespace) -> None:
     verdict = embedder.verify(
         parsed.first,
         other,
-        channels=parsed.channels,
+        channel=parsed.channel,
         window=parsed.window,
         threshold=_threshold(parsed.threshold, embedder),
         cohort=cohort,

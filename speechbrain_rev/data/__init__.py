@@ -1,14 +1,6 @@
-"""Training speech: corpora, their preparation, reading by frame range, augmentation."""
+"""Training speech: corpora, their preparation, segments to train on, augmentation."""
 
 from speechbrain_rev import torchaudio_pair  # noqa: F401, imported before torchaudio
-from speechbrain_rev.audio.reading import (
-    AudioInfo,
-    audio_info,
-    read_audio,
-    read_blocks,
-    read_first_channel,
-)
-from speechbrain_rev.audio.segments import audio_exists
 
 from .augmentation import SpeakerAugment, add_noise, reverberate
 from .corpora import CORPORA, open_corpus
@@ -33,7 +25,6 @@ from .seeding import GlobalRandomState, generator
 __all__ = [
     "CORPORA",
     "FORMATS",
-    "AudioInfo",
     "ChunkBatch",
     "ChunkDataset",
     "Corpus",
@@ -46,16 +37,11 @@ __all__ = [
     "VoxCelebFolder",
     "WholeUtterances",
     "add_noise",
-    "audio_exists",
     "audio_files",
-    "audio_info",
     "collate_chunks",
     "collate_whole",
     "generator",
     "open_corpus",
-    "read_audio",
-    "read_blocks",
-    "read_first_channel",
     "read_manifest",
     "repeat_to",
     "reverberate",

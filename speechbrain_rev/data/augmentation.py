@@ -21,8 +21,8 @@ from speechbrain.utils.checkpoints import (
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.functional import fftconvolve, resample
 
+from speechbrain_rev.audio import audio_info, read_audio
 from speechbrain_rev.audio.packed import find_packed
-from speechbrain_rev.audio.reading import audio_info, read_audio, read_first_channel
 from speechbrain_rev.processes import process_rank
 
 from .corpora import noise_files
@@ -372,9 +372,10 @@ class SpeakerAugment:
                 snrs_db.append(low + level * (high - low))
             else:
                 read = partial(
-                    read_first_channel,
+                    read_audio,
                     sample_rate=self.sample_rate,
                     resample=self.resample,
+                    channel=0,
                 )
                 _, rirs[row] = self._first_readable(self.rir_files, choice, read)
         if noises:

@@ -12,15 +12,10 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from speechbrain_rev.audio.lengths import open_bytes
+from speechbrain_rev.audio import AudioInfo, audio_info, read_audio
+from speechbrain_rev.audio.checks import MIX, check_channel, is_silent
 from speechbrain_rev.audio.packed import SAMPLE_BYTES, find_packed
-from speechbrain_rev.audio.reading import (
-    MIX,
-    AudioInfo,
-    audio_info,
-    check_channel,
-    read_audio,
-)
+from speechbrain_rev.audio.reading import open_bytes
 from speechbrain_rev.audio.segments import bytes_of, find_segment
 from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.files import write_whole
@@ -36,8 +31,6 @@ from .corpus import (
 from .listing import DataSettings
 from .manifest import Cause, LeftOut, Utterance
 
-#: An utterance of which no sample is above this is silent: 6 steps of a 16-bit sample.
-SILENCE = 2e-4
 #: What is done to audio when it is read.
 RESAMPLED, MIXED, CHOSEN = "resampled", "channels mixed", "one of several channels"
 # Files that an error names of each problem.
@@ -457,8 +450,11 @@ def read_checked(
             return problem(Cause.NAMED, "is OGG or MP3 by its content")
         if info.sample_rate != sample_rate:
             if not resample:
-                words = f"has {info.sample_rate} samples per second, not {sample_rate}"
-                return problem(Cause.RATE, words)
+                words = f"has {info.sample_rate} samples per second"
+                if channel is None and info.channels != 1:
+                    words += f" and {info.channels} channels, not {sample_rate} and 1"
+                    return problem(Cause.RATE_AND_CHANNELS, words)
+                return problem(Cause.RATE, f"{words}, not {sample_rate}")
             treated.append(RESAMPLED)
         try:
             check_channel(path, info.channels, channel)
@@ -488,6 +484,6 @@ def read_checked(
         place = int((~wav.isfinite()).nonzero()[0]) / sample_rate
         words = f"{path}, first at {place:.2f} s"
         return LeftOut(str(path), Cause.NOT_FINITE, words)
-    if float(wav.abs().max()) < SILENCE:
+    if is_silent(wav):
         return problem(Cause.SILENT, f"is at most {float(wav.abs().max()):.1e} loud")
     return Checked(path, samples, wav, tuple(treated))

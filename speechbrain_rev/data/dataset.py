@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from speechbrain_rev.audio.reading import read_audio
+from speechbrain_rev.audio import read_audio
 from speechbrain_rev.devices import usable_cpus
 from speechbrain_rev.processes import process_count, process_rank
 from speechbrain_rev.scoring import Trials

@@ -91,6 +91,10 @@ class Cause(Enum):
     NAMED = "lossy, named as lossless", "rename it, or copy the original again"
     RATE = "other sample rate", "give --resample=true, or set sample_rate"
     CHANNELS = "several channels", "give --channel=NUMBER or --channel=mix"
+    RATE_AND_CHANNELS = (
+        "other rate, several channels",
+        "give --resample=true, and --channel=NUMBER or --channel=mix",
+    )
     NO_CHANNEL = "no such channel", "give --channel=mix, or a channel that all have"
     EMPTY = "no samples", "delete it"
     TWICE = "same name twice", "keep one of them"

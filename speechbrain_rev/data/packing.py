@@ -89,7 +89,7 @@ class Packing:
     >>> with Packing(folder, source="noise", sample_rate=16000) as packing:
     ...     packing.add("hum.wav", torch.tensor([0.5, -0.25]))
     ...     packing.finish()
-    >>> from speechbrain_rev.data import read_audio
+    >>> from speechbrain_rev.audio import read_audio
     >>> read_audio(folder / "hum.wav", sample_rate=16000).tolist()
     [0.5, -0.25]
     """

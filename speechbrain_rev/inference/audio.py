@@ -2,266 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
-import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from speechbrain_rev.audio import AudioInfo, audio_info, read_blocks
+from speechbrain_rev.audio.checks import (
+    MAXIMUM_SECONDS,
+    Channel,
+    check_channel,
+    check_samples,
+    check_seconds,
+    is_silent,
+    silence,
+    take_channel,
+    whole_rate,
+)
 from speechbrain_rev.audio.resampling import rate_ratio, resample
-from speechbrain_rev.data import audio_info, read_blocks
-
-#: What to do with several channels: average them, take the one of this number, or
-#: refuse them.
-Channels: TypeAlias = "Literal['mean'] | int | None"
-
-#: Less than this says little about a voice.
-MINIMUM_SECONDS = 0.25
-#: More than this is embedded in windows, not as one: the memory for it grows with its
-#: length.
-MAXIMUM_SECONDS = 600.0
-#: Sample rates beyond these are a mistake, not audio.
-LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
-
-# -80 dB of full scale: only the dither of a converter stays below.
-_SILENCE = 1e-4
-# The power spectrum of 32-bit integers that were not divided by full scale still
-# fits float32.
-_LOUDEST = 2.0**31
-
-
-def check_channels(count: int, channels: Channels, what: str) -> None:
-    """Refuse several channels unless one or their mean is chosen.
-
-    Parameters
-    ----------
-    count : int
-        Channels that there are.
-    channels : "mean", int or None
-        Average them, take the one of this number, counted from 0, or refuse several.
-    what : str
-        How errors call the audio.
-
-    Raises
-    ------
-    ValueError
-        If none is chosen, or there is no channel of that number.
-
-    Example
-    -------
-    >>> check_channels(1, None, "a.wav")
-    >>> check_channels(2, None, "a.wav")
-    Traceback (most recent call last):
-    ValueError: a.wav has 2 channels, ...
-    """
-    channels = check_choice(channels)
-    if count > 1 and channels is None:
-        raise ValueError(
-            f"{what} has {count} channels, and which of them counts is not guessed. Give "
-            'channels="mean" (--channel=mix) to average them, or channels=0 '
-            "(--channel=0) to take the first. (An array of two dimensions is one "
-            "utterance, [channels, samples]; for one utterance in each row give "
-            "list(batch).)"
-        )
-    if isinstance(channels, int) and channels >= count:
-        raise ValueError(
-            f"{what} has no channel {channels}: it has {count}, counted from 0."
-        )
-
-
-def check_choice(channels: object) -> Channels:
-    """Refuse what chooses no channel.
-
-    Parameters
-    ----------
-    channels : "mean", integer of any type, or None
-        What was given.
-
-    Returns
-    -------
-    "mean", int or None
-        The same.
-
-    Raises
-    ------
-    ValueError
-        If it is neither "mean", nor a number that is not negative, nor None.
-
-    Example
-    -------
-    >>> check_choice(np.int64(1))
-    1
-    """
-    if channels is None:
-        return None
-    if isinstance(channels, str) and channels == "mean":
-        return "mean"
-    if isinstance(channels, SupportsIndex) and not isinstance(channels, bool):
-        # Arrays have the method, and no index.
-        with contextlib.suppress(TypeError):
-            number = operator.index(channels)
-            if number >= 0:
-                return number
-    raise ValueError(
-        f'channels takes "mean", the number of a channel counted from 0, or None, but is '
-        f"{channels!r}."
-    )
-
-
-def checked(samples: Tensor, sample_rate: int, what: str, *, start: int = 0) -> Tensor:
-    """Refuse samples that are no audio.
-
-    Parameters
-    ----------
-    samples : torch.Tensor, [samples]
-        A waveform or a part of one.
-    sample_rate : int
-        Hertz.
-    what : str
-        How errors call it.
-    start : int
-        Samples before this part.
-
-    Returns
-    -------
-    torch.Tensor, [samples]
-        In float32.
-
-    Raises
-    ------
-    ValueError
-        If they are NaN, infinite or absurdly loud.
-    """
-    finite = samples.isfinite()
-    if not finite.all():
-        first = start + int((~finite).nonzero()[0, -1])
-        raise ValueError(
-            f"{what} holds NaN or infinity, first at {first / sample_rate:.3f} s. "
-            "Repair or leave out this audio."
-        )
-    peak = float(samples.abs().max())
-    if peak > _LOUDEST:
-        raise ValueError(
-            f"{what} reaches {peak:.3g}, but full scale is 1. Divide it by the full "
-            "scale of where it is from (32768 for 16-bit integers)."
-        )
-    return samples.to(torch.float32)
-
-
-def is_silent(samples: Tensor) -> bool:
-    """Return whether samples stay where they are, but for the dither of a converter.
-
-    Parameters
-    ----------
-    samples : torch.Tensor, [samples]
-        A waveform or a window of one.
-
-    Returns
-    -------
-    bool
-
-    Example
-    -------
-    >>> is_silent(torch.full((8,), 0.5)), is_silent(torch.randn(8))
-    (True, False)
-    """
-    return bool((samples - samples.mean()).abs().max() < _SILENCE)
-
-
-def silence(what: str) -> str:
-    """Say that audio is silent, and what to do.
-
-    Parameters
-    ----------
-    what : str
-        How errors call it.
-
-    Returns
-    -------
-    str
-        For an error.
-
-    Example
-    -------
-    >>> silence("a.wav")[:16]
-    'a.wav is silent:'
-    """
-    return (
-        f"{what} is silent: it stays below {20 * np.log10(_SILENCE):.0f} dB of full "
-        "scale (after averaging its channels, if it has several). Leave it out, or pick "
-        "the channel with speech."
-    )
-
-
-def whole_rate(sample_rate: object, what: str) -> int:
-    """Give a sample rate as an integer of hertz.
-
-    Raises
-    ------
-    ValueError
-        If it is none of audio.
-
-    Example
-    -------
-    >>> whole_rate(8000.0, "a tone")
-    8000
-    """
-    if (
-        not isinstance(sample_rate, int | float | np.integer | np.floating)
-        or isinstance(sample_rate, bool)
-        or sample_rate % 1 != 0
-    ):
-        raise ValueError(
-            f"{what} has a sample rate of {sample_rate!r}; give the samples per second "
-            "as a whole number, such as 16000."
-        )
-    if not LOWEST_RATE <= sample_rate <= HIGHEST_RATE:
-        raise ValueError(
-            f"{what} has a sample rate of {sample_rate} Hz; it must be the samples per "
-            f"second of audio, from {LOWEST_RATE} to {HIGHEST_RATE}."
-        )
-    return int(sample_rate)
-
-
-def check_seconds(
-    samples: int, sample_rate: int, what: str, *, most: float = MAXIMUM_SECONDS
-) -> None:
-    """Refuse audio that is too short for a voice, or too long to be embedded as one.
-
-    Raises
-    ------
-    ValueError
-        If it has less than ``MINIMUM_SECONDS`` or more than ``most``.
-    """
-    seconds = samples / sample_rate
-    given = f"{what} has {samples} samples, {seconds:.3f} s at {sample_rate} Hz; "
-    if seconds < MINIMUM_SECONDS:
-        raise ValueError(
-            f"{given}an utterance has at least {MINIMUM_SECONDS} s. Leave it out. (The "
-            "last axis of an array must be time: transpose what soundfile.read gives.)"
-        )
-    if seconds > most:
-        raise ValueError(
-            f"{given}as one utterance at most {most:.0f} s are embedded, since memory "
-            f"grows with them. Give window=SECONDS (--window), no more than {most:.0f}, to "
-            "average the embeddings of windows."
-        )
-
 
 #: One utterance: a path; [samples] or [channels, samples]; or what Hugging Face's datasets
 #: decode, {"array": samples, "sampling_rate": hertz}.
 Audio: TypeAlias = "str | PathLike[str] | Tensor | NDArray[Any] | Mapping[str, Any]"
 _ARRAY, _RATE = "array", "sampling_rate"
 
-# What is read of a file, or prepared of an array, at a time: of all channels.
+# Numbers of all channels that are read of a file, or prepared of an array, at a time.
 _BLOCK_NUMBERS = 2**20
 
 
@@ -280,8 +52,8 @@ class Recording:
 
     Example
     -------
-    >>> Recording.of(np.zeros((2, 8000)), 16000, "the waveform").header()
-    (8000, 16000, 2)
+    >>> Recording.of(np.zeros((2, 8000)), 16000, "the waveform").info()
+    AudioInfo(samples=8000, sample_rate=16000, channels=2, lossy=False)
     """
 
     audio: Path | Tensor
@@ -304,16 +76,12 @@ class Recording:
             return cls.of(audio[_ARRAY], audio[_RATE], what)
         if isinstance(audio, np.ndarray):
             audio = _tensor(audio, what)
-        if _is_open(audio):
-            raise ValueError(
-                f"{what} is of type {type(audio).__name__}; give a path, or samples: "
-                "samples, rate = soundfile.read(file, always_2d=True), of which samples.T "
-                "and sample_rate=rate are taken. Bytes are made a file by io.BytesIO."
-            )
         if not isinstance(audio, Tensor):
             raise ValueError(
                 f"{what} is of type {type(audio).__name__}; give a path, or an array or a "
-                "tensor of floats from -1 to 1: [samples] or [channels, samples]."
+                "tensor of floats from -1 to 1: [samples] or [channels, samples]. Of an "
+                "open file: samples, rate = soundfile.read(file, always_2d=True), and then "
+                "samples.T and sample_rate=rate."
             )
         if audio.dim() not in (1, 2) or not audio.numel():
             raise ValueError(
@@ -329,8 +97,8 @@ class Recording:
         rate = whole_rate(sample_rate, what)
         return cls(samples if samples.dim() == 2 else samples[None], rate, what)
 
-    def header(self) -> tuple[int, int, int]:
-        """Give samples of each channel, their rate and the number of channels.
+    def info(self) -> AudioInfo:
+        """Read the header; the length of lossy audio is known when it was read.
 
         Raises
         ------
@@ -340,20 +108,45 @@ class Recording:
         if isinstance(self.audio, Tensor):
             channels, samples = self.audio.shape
             assert self.sample_rate is not None
-            return samples, self.sample_rate, channels
-        # Of lossy audio, whose length is known when it was read.
+            return AudioInfo(samples, self.sample_rate, channels)
         info = audio_info(self.audio, estimate=True)
-        return info.samples, whole_rate(info.sample_rate, self.what), info.channels
+        whole_rate(info.sample_rate, self.what)
+        return info
 
-    def waveform(self, target_rate: int, channels: Channels) -> tuple[Tensor, int]:
+    def checked_info(
+        self, channel: Channel, *, most: float = MAXIMUM_SECONDS
+    ) -> AudioInfo:
+        """Read the header, and refuse what it shows to be no utterance.
+
+        Parameters
+        ----------
+        channel : int, "mix" or None
+            As of ``check_channel``.
+        most : float
+            Seconds that the recording may have.
+
+        Raises
+        ------
+        ValueError
+            If it cannot be read, has several channels of which none is chosen, or is too
+            short or too long.
+        """
+        info, what = self.info(), self.what
+        if isinstance(self.audio, Tensor):
+            what += ", an array [channels, samples] and no list(batch),"
+        check_channel(what, info.channels, channel)
+        check_seconds(info.samples, info.sample_rate, self.what, most=most)
+        return info
+
+    def waveform(self, target_rate: int, channel: Channel) -> tuple[Tensor, int]:
         """Read all of it.
 
         Parameters
         ----------
         target_rate : int
             Hertz that the encoder takes.
-        channels : "mean", int or None
-            As of ``check_channels``.
+        channel : int, "mix" or None
+            As of ``check_channel``.
 
         Returns
         -------
@@ -365,27 +158,25 @@ class Recording:
         Raises
         ------
         ValueError
-            If it cannot be read, has several channels of which none is chosen, is too
-            short or too long, NaN, infinite, silent or absurdly loud.
+            As ``checked_info``; if it is NaN, infinite, silent or absurdly loud.
         """
-        samples, rate, count = self.header()
-        check_channels(count, channels, self.what)
-        check_seconds(samples, rate, self.what)
-        waveform = torch.cat(list(self.blocks(channels, count)))
+        info = self.checked_info(channel)
+        waveform = torch.cat(list(self.blocks(channel, info.channels)))
         # A header may say another length.
-        check_seconds(len(waveform), rate, self.what)
-        waveform = checked(waveform, rate, self.what)
+        check_seconds(len(waveform), info.sample_rate, self.what)
+        waveform = check_samples(waveform, info.sample_rate, self.what)
         if is_silent(waveform):
             raise ValueError(silence(self.what))
-        return resample(waveform, rate_ratio(rate, target_rate)), count
+        ratio = rate_ratio(info.sample_rate, target_rate)
+        return resample(waveform, ratio), info.channels
 
-    def blocks(self, channels: Channels, count: int) -> Iterator[Tensor]:
+    def blocks(self, channel: Channel, count: int) -> Iterator[Tensor]:
         """Read it a block [samples] at a time, at its own rate, as one channel.
 
         Parameters
         ----------
-        channels : "mean", int or None
-            As of ``check_channels``.
+        channel : int, "mix" or None
+            As of ``check_channel``, which has let it pass.
         count : int
             How many channels there are.
 
@@ -397,7 +188,7 @@ class Recording:
         Raises
         ------
         ValueError
-            If it cannot be read, or has several channels of which none is chosen.
+            If it cannot be read.
         """
         parts: Iterable[Tensor]
         samples = max(1, _BLOCK_NUMBERS // count)
@@ -406,11 +197,7 @@ class Recording:
         else:
             parts = read_blocks(self.audio, block_samples=samples)
         for part in parts:
-            check_channels(len(part), channels, self.what)
-            if len(part) > 1 and channels == "mean":
-                yield part.mean(dim=0)
-            else:
-                yield part[channels if isinstance(channels, int) else 0]
+            yield take_channel(part, channel)
 
 
 def is_decoded(audio: object) -> bool:
@@ -445,11 +232,6 @@ def refuse_unordered(audio: object) -> None:
         )
 
 
-def _is_open(audio: object) -> bool:
-    """Return whether it is an open file, or what is in one."""
-    return isinstance(audio, (bytes, bytearray, memoryview)) or hasattr(audio, "read")
-
-
 def _tensor(audio: NDArray[Any], what: str) -> Tensor:
     """Make a tensor of an array, of which nothing may be lost or misread."""
     if isinstance(audio, np.ma.MaskedArray):
@@ -457,16 +239,12 @@ def _tensor(audio: NDArray[Any], what: str) -> Tensor:
             f"{what} is a masked array, whose masked samples would count as audio: give "
             "filled(0), or leave them out."
         )
-    if not audio.dtype.isnative:
-        raise ValueError(
-            f"{what} is an array of {audio.dtype.str}, the byte order of another machine: "
-            'give audio.astype("float32").'
-        )
     try:
         tensor = torch.from_numpy(np.ascontiguousarray(audio))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{what} is an array of {audio.dtype}; give floats from -1 to 1."
+            f"{what} is an array of {audio.dtype.str}; give floats from -1 to 1, as by "
+            f'astype("float32"): {error}'
         ) from error
     # An array of no axes came back with one.
     return tensor.reshape(audio.shape)
@@ -523,8 +301,11 @@ def recordings(
     if isinstance(audio, np.ndarray) and audio.dtype.kind in "UO":
         # An array of paths.
         audio, is_array = audio.tolist(), False
-    # An open file could be iterated over, line by line.
-    alone = is_array or isinstance(audio, (str, PathLike)) or _is_open(audio)
+    # An open file, or its bytes, could be iterated over.
+    is_open = isinstance(audio, bytes | bytearray | memoryview) or hasattr(
+        audio, "read"
+    )
+    alone = is_array or isinstance(audio, (str, PathLike)) or is_open
     alone = alone or is_decoded(audio)
     given: list[Any]
     if alone:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speechbrain_rev import plots, scoring
+from speechbrain_rev.audio.checks import MIX, Channel
 from speechbrain_rev.data import Corpus, VoxCelebFolder, open_corpus, read_manifest
 from speechbrain_rev.data.corpora import ListedFiles, find_files
 from speechbrain_rev.files import write_whole
@@ -32,7 +33,6 @@ from speechbrain_rev.inference import (
     embed_into,
     embed_share,
 )
-from speechbrain_rev.inference.audio import Channels
 from speechbrain_rev.processes import gathered, process_count, process_rank, shared_rows
 
 from .runs import record_of
@@ -315,7 +315,7 @@ def files_of_run(
     )
 
 
-def channels_of_run(run: Path) -> Channels:
+def channel_of_run(run: Path) -> Channel:
     """Give the channel that a run was trained on; the mean where it names none.
 
     Parameters
@@ -325,10 +325,10 @@ def channels_of_run(run: Path) -> Channels:
 
     Returns
     -------
-    "mean" or int
+    int or "mix"
     """
     channel = record_of(run).settings["channel"]
-    return channel if isinstance(channel, int) else "mean"
+    return channel if isinstance(channel, int) else MIX
 
 
 def extract(
@@ -337,7 +337,7 @@ def extract(
     trials: Mapping[str, str | Path],
     cohort: Mapping[str, str | Path],
     *,
-    channels: Channels = "mean",
+    channel: Channel = MIX,
 ) -> dict[Path, EmbeddingArchive]:
     """Embed both sets into a folder; files of other rates are resampled.
 
@@ -349,8 +349,8 @@ def extract(
         The run's.
     trials, cohort : mapping of str to path
         Files by name.
-    channels : "mean", int or None
-        What to do with files of several channels, as ``channels_of_run`` says.
+    channel : int, "mix" or None
+        What to do with files of several channels, as ``channel_of_run`` says.
 
     Returns
     -------
@@ -367,13 +367,13 @@ def extract(
                 path,
                 embedder,
                 files,
-                channels=channels,
+                channel=channel,
                 rank=process_rank(),
                 processes=process_count(),
             )
             gathered(None)  # all shares are written
         if process_rank() == 0:
-            archives[path] = embed_into(path, embedder, files, channels=channels)
+            archives[path] = embed_into(path, embedder, files, channel=channel)
     if process_rank() == 0:
         archives |= _narrowed(Path(folder, COHORT), archives[Path(folder, COHORT)])
     return archives

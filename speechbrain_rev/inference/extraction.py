@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from speechbrain_rev.audio.checks import MAXIMUM_SECONDS, Channel, as_channel
 from speechbrain_rev.audio.packed import find_packed
 from speechbrain_rev.audio.segments import file_of
 from speechbrain_rev.bars import progress_bar
@@ -27,15 +28,7 @@ from speechbrain_rev.inference.archive import (
     check_format,
     check_names,
 )
-from speechbrain_rev.inference.audio import (
-    MAXIMUM_SECONDS,
-    Channels,
-    Recording,
-    check_channels,
-    check_choice,
-    check_seconds,
-    refuse_unordered,
-)
+from speechbrain_rev.inference.audio import Recording, refuse_unordered
 from speechbrain_rev.inference.running import check_window
 from speechbrain_rev.inference.speaker import SpeakerEmbedder
 from speechbrain_rev.lists import printable
@@ -59,7 +52,7 @@ def embed_into(
     embedder: SpeakerEmbedder,
     files: Mapping[str, str | Path],
     *,
-    channels: Channels = None,
+    channel: Channel = None,
     window: float | None = None,
     on_bad: Callable[[str, Exception], None] | None = None,
 ) -> EmbeddingArchive:
@@ -77,7 +70,7 @@ def embed_into(
         With a fingerprint.
     files : mapping of str to path
         Audio files by name.
-    channels, window
+    channel, window
         As of ``SpeakerEmbedder.embed``.
     on_bad : callable, optional
         Takes the name of a file that cannot be embedded and the error, which is raised
@@ -100,7 +93,7 @@ def embed_into(
     with writing_alone(path):
         delete_leftovers(path)
         parts = [part for part in _parts(path) if _is_own(part, embedder.fingerprint)]
-        wanted = {n: _source(file, channels, window) for n, file in files.items()}
+        wanted = {n: _source(file, channel, window) for n, file in files.items()}
         rows: _Rows = {}
         for stored in (path, *parts):
             for name, row, source in _stored_rows(stored, embedder.fingerprint):
@@ -120,7 +113,7 @@ def embed_into(
             embedded = (
                 embedder.embed_each(
                     [files[name] for name in missing],
-                    channels=channels,
+                    channel=channel,
                     window=window,
                     on_bad=on_bad and refused,
                 )
@@ -146,7 +139,7 @@ def embed_share(
     *,
     rank: int,
     processes: int,
-    channels: Channels = None,
+    channel: Channel = None,
     window: float | None = None,
 ) -> None:
     """Embed the files that are this process's beside an archive, one part for each.
@@ -166,7 +159,7 @@ def embed_share(
         Audio files by name: those of all processes, in the same order.
     rank, processes : int
         This process, counted from 0, and how many there are.
-    channels, window
+    channel, window
         As of ``embed_into``.
 
     Raises
@@ -188,12 +181,10 @@ def embed_share(
     }
     share = islice(files.items(), rank, None, processes)
     missing = {
-        n: file
-        for n, file in share
-        if (n, _source(file, channels, window)) not in known
+        n: file for n, file in share if (n, _source(file, channel, window)) not in known
     }
     if missing:
-        embed_into(own, embedder, missing, channels=channels, window=window)
+        embed_into(own, embedder, missing, channel=channel, window=window)
 
 
 def _fill(
@@ -280,9 +271,9 @@ def _ordered(names: Iterable[str], files: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: places.get(name, len(places)))
 
 
-def _source(file: str | Path, channels: Channels, window: float | None) -> str:
+def _source(file: str | Path, channel: Channel, window: float | None) -> str:
     """Name audio, and what is made of it, as no other is named."""
-    treated = "" if channels is None else f"|channel {channels}"
+    treated = "" if channel is None else f"|channel {channel}"
     treated += "" if window is None else f"|mean of windows of {float(window)} s"
     if packed_file := find_packed(file):
         packed, name = packed_file
@@ -420,7 +411,7 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
 
 
 def look_through(
-    listing: Listing, *, channels: Channels = None, window: float | None = None
+    listing: Listing, *, channel: Channel = None, window: float | None = None
 ) -> tuple[float, dict[str, str]]:
     """Read the header of each file, to foresee what a long job would meet.
 
@@ -428,7 +419,7 @@ def look_through(
     ----------
     listing : Listing
         The files.
-    channels, window
+    channel, window
         As of ``SpeakerEmbedder.embed``.
 
     Returns
@@ -441,13 +432,13 @@ def look_through(
     Raises
     ------
     ValueError
-        If channels or window are none of those of ``SpeakerEmbedder.embed``.
+        If channel or window are none of those of ``SpeakerEmbedder.embed``.
     """
-    channels = check_choice(channels)
+    channel = as_channel(channel)
     if window is not None:
         check_window(window, window, "window")
     headers = {
-        name: _header_seconds(path, channels, window)
+        name: _header_seconds(path, channel, window)
         for name, path in progress_bar(
             "headers", listing.files.items(), unit="utt", total=len(listing.files)
         )
@@ -456,18 +447,14 @@ def look_through(
     return sum(s for s in headers.values() if not isinstance(s, str)), bad
 
 
-def _header_seconds(
-    path: Path, channels: Channels, window: float | None
-) -> float | str:
+def _header_seconds(path: Path, channel: Channel, window: float | None) -> float | str:
     """Give the seconds of a file, or why it cannot be embedded."""
     most = MAXIMUM_SECONDS if window is None else float("inf")
     try:
-        samples, rate, count = Recording.of(path, None, str(path)).header()
-        check_channels(count, channels, str(path))
-        check_seconds(samples, rate, str(path), most=most)
+        info = Recording.of(path, None, str(path)).checked_info(channel, most=most)
     except (ValueError, OSError) as error:
         return str(error)
-    return samples / rate
+    return info.samples / info.sample_rate
 
 
 def embed_folder(
@@ -475,7 +462,7 @@ def embed_folder(
     out: str | PathLike[str],
     embedder: SpeakerEmbedder,
     *,
-    channels: Channels = None,
+    channel: Channel = None,
     window: float | None = None,
     bad_files: BadFiles = "refuse",
 ) -> FolderResult:
@@ -494,7 +481,7 @@ def embed_folder(
         Ends in .npz; see ``EmbeddingArchive.save``.
     embedder : SpeakerEmbedder
         With a fingerprint, as ``from_run`` and ``from_hparams`` give it.
-    channels, window
+    channel, window
         As of ``SpeakerEmbedder.embed``.
     bad_files : {"refuse", "drop"}
         Whether files that cannot be embedded are an error, once all others have been
@@ -525,7 +512,7 @@ def embed_folder(
     refused = ""
     try:
         archive = embed_into(
-            path, embedder, listing.files, channels=channels, window=window, on_bad=note
+            path, embedder, listing.files, channel=channel, window=window, on_bad=note
         )
     except NothingEmbeddedError:
         refused = f"{describe_bad(bad)} No other is there."

@@ -30,8 +30,8 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torchaudio.compliance import kaldi
 
+from speechbrain_rev.audio.checks import MINIMUM_SECONDS
 from speechbrain_rev.files import check_file, write_whole
-from speechbrain_rev.inference.audio import MINIMUM_SECONDS
 from speechbrain_rev.inference.front_ends import (
     FULL_SCALE,
     KALDI_HOP_MS,

@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from speechbrain_rev.audio.resampling import rate_ratio, resample_blocks
-from speechbrain_rev.bars import progress_bar
-from speechbrain_rev.inference.audio import (
+from speechbrain_rev.audio.checks import (
     MAXIMUM_SECONDS,
     MINIMUM_SECONDS,
-    Channels,
-    Recording,
-    check_channels,
-    check_choice,
+    MIX,
+    Channel,
+    as_channel,
+    check_samples,
     check_seconds,
-    checked,
     is_silent,
     silence,
 )
+from speechbrain_rev.audio.resampling import rate_ratio, resample_blocks
+from speechbrain_rev.bars import progress_bar
+from speechbrain_rev.inference.audio import Recording
 from speechbrain_rev.inference.front_ends import Precision, computing_in
 from speechbrain_rev.scoring import speaker_means
 
@@ -380,7 +380,7 @@ class RunningModel:
     def each(
         self,
         recordings: Sequence[Recording],
-        channels: Channels,
+        channel: Channel,
         window: float | None,
         on_bad: OnBad | None = None,
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
@@ -392,7 +392,7 @@ class RunningModel:
             Position of a recording.
         embedding : numpy.ndarray, [embedding_dim], float32
         """
-        channels = check_choice(channels)
+        channel = as_channel(channel)
         if window is not None:
             check_window(window, window, "window")
         mixed: list[str] = []
@@ -406,7 +406,7 @@ class RunningModel:
 
         def read(index: int) -> Tensor | None:
             try:
-                waveform, count = recordings[index].waveform(self.sample_rate, channels)
+                waveform, count = recordings[index].waveform(self.sample_rate, channel)
             except (ValueError, OSError) as error:
                 refuse(index, error)
                 return None
@@ -433,8 +433,8 @@ class RunningModel:
             for index in sorted(long):
                 one = recordings[index]
                 try:
-                    windows = self.windows(one, channels, length, length)
-                    count = one.header()[2]
+                    windows = self.windows(one, channel, length, length)
+                    count = one.info().channels
                 except _DivergedError:
                     raise
                 except (ValueError, OSError) as error:
@@ -447,18 +447,18 @@ class RunningModel:
                     silent.append(f"{one.what} ({out} of {of_all})")
                 yield index, windows.mean()
                 progress.update()
-        done = "were averaged" if channels == "mean" else f"give channel {channels}"
+        done = "were averaged" if channel == MIX else f"give channel {channel}"
         _warn(mixed, len(recordings), f"have several channels, which {done}")
         _warn(silent, len(recordings), "have silent windows, which do not count")
 
     def windows(
-        self, one: Recording, channels: Channels, seconds: float, hop: float
+        self, one: Recording, channel: Channel, seconds: float, hop: float
     ) -> Windows:
         """Embed a recording as ``SpeakerEmbedder.windows`` does."""
         check_window(seconds, hop)
-        channels, size = check_choice(channels), round(seconds * self.sample_rate)
+        channel, size = as_channel(channel), round(seconds * self.sample_rate)
         windows = cut(
-            self._resampled(one, channels), size, round(hop * self.sample_rate)
+            self._resampled(one, channel), size, round(hop * self.sample_rate)
         )
         spoken: list[tuple[int, int]] = []
         silent: list[tuple[int, int]] = []
@@ -482,20 +482,18 @@ class RunningModel:
         left_out = np.array(silent, dtype=np.float64).reshape(-1, 2) / self.sample_rate
         return Windows(starts, ends, np.concatenate(rows), left_out)
 
-    def _resampled(self, one: Recording, channels: Channels) -> Iterator[Tensor]:
+    def _resampled(self, one: Recording, channel: Channel) -> Iterator[Tensor]:
         """Read a recording of any length in blocks at the model's rate."""
-        samples, rate, count = one.header()
-        check_channels(count, channels, one.what)
-        check_seconds(samples, rate, one.what, most=math.inf)
+        info = one.checked_info(channel, most=math.inf)
 
         def blocks() -> Iterator[Tensor]:
             start = 0
-            for block in one.blocks(channels, count):
-                yield checked(block, rate, one.what, start=start)
+            for block in one.blocks(channel, info.channels):
+                yield check_samples(block, info.sample_rate, one.what, start=start)
                 start += len(block)
-            check_seconds(start, rate, one.what, most=math.inf)
+            check_seconds(start, info.sample_rate, one.what, most=math.inf)
 
-        return resample_blocks(blocks(), rate_ratio(rate, self.sample_rate))
+        return resample_blocks(blocks(), rate_ratio(info.sample_rate, self.sample_rate))
 
     @torch.no_grad()
     def run(
@@ -539,8 +537,8 @@ def _longer(recordings: Sequence[Recording], seconds: float) -> set[int]:
     for index, one in enumerate(recordings):
         # What cannot be read is an error where it is read.
         with contextlib.suppress(ValueError, OSError):
-            samples, rate, _ = one.header()
-            if samples > seconds * rate:
+            info = one.info()
+            if info.samples > seconds * info.sample_rate:
                 longer.add(index)
     return longer
 

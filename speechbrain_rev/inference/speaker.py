@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from speechbrain_rev.audio.checks import Channel
 from speechbrain_rev.inference.archive import check_same
 from speechbrain_rev.inference.audio import (
     Audio,
-    Channels,
     Recording,
     check_rate,
     recordings,
@@ -191,7 +191,7 @@ class SpeakerEmbedder:
         audio: Audio | Iterable[Audio],
         sample_rate: int | None = None,
         *,
-        channels: Channels = None,
+        channel: Channel = None,
         window: float | None = None,
     ) -> NDArray[np.float32]:
         """Embed one utterance, or a list of them.
@@ -205,9 +205,9 @@ class SpeakerEmbedder:
             Hertz of arrays and tensors, which have no rate; files have their own.
             Anything else than the encoder's is resampled. Without it arrays are taken as
             of the encoder's rate, with a warning.
-        channels : "mean" or int, optional
-            What to do with several channels: average them, or take the one of this
-            number, counted from 0. Without it, they are refused.
+        channel : int or "mix", optional
+            What is read of several channels: the one of this number, counted from 0, or
+            the mean of all. Without it, they are refused.
         window : float, optional
             Seconds. Utterances that are longer are cut into windows of this length, and
             the mean of their embeddings is given, in which each window has an equal say;
@@ -221,12 +221,12 @@ class SpeakerEmbedder:
         Raises
         ------
         ValueError
-            If an utterance cannot be read, has several channels without ``channels``, is
+            If an utterance cannot be read, has several channels without ``channel``, is
             shorter than a quarter of a second or too long, silent, NaN, absurdly loud or
             no floats. The message names it: its path, or its place in the list.
         """
         given, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
-        rows = self._rows(given, channels, window)
+        rows = self._rows(given, channel, window)
         return np.asarray(rows[0]) if alone else rows
 
     def embed_each(
@@ -234,7 +234,7 @@ class SpeakerEmbedder:
         audio: Iterable[Audio],
         sample_rate: int | None = None,
         *,
-        channels: Channels = None,
+        channel: Channel = None,
         window: float | None = None,
         on_bad: OnBad | None = None,
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
@@ -247,7 +247,7 @@ class SpeakerEmbedder:
         audio : iterable of path, array or tensor
             The utterances. Arrays are all in memory before the first is embedded: give
             paths where they are many.
-        sample_rate, channels, window
+        sample_rate, channel, window
             As of ``embed``.
         on_bad : callable, optional
             Takes the position of an utterance that cannot be embedded and the error; the
@@ -269,14 +269,14 @@ class SpeakerEmbedder:
         given, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
         if alone:
             raise ValueError("embed_each takes a list; embed takes one utterance.")
-        return self._running.each(given, channels, window, on_bad)
+        return self._running.each(given, channel, window, on_bad)
 
     def windows(
         self,
         audio: Audio,
         sample_rate: int | None = None,
         *,
-        channels: Channels = None,
+        channel: Channel = None,
         seconds: float = 3.0,
         hop: float = 1.5,
     ) -> Windows:
@@ -289,7 +289,7 @@ class SpeakerEmbedder:
         ----------
         audio : path, array or tensor, [samples] or [channels, samples]
             One recording.
-        sample_rate, channels
+        sample_rate, channel
             As of ``embed``.
         seconds : float
             Length of a window.
@@ -309,14 +309,14 @@ class SpeakerEmbedder:
         given, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
         if not alone:
             raise ValueError("windows takes one recording, and no list.")
-        return self._running.windows(given[0], channels, seconds, hop)
+        return self._running.windows(given[0], channel, seconds, hop)
 
     def enrol(
         self,
         audio: Iterable[Audio],
         sample_rate: int | None = None,
         *,
-        channels: Channels = None,
+        channel: Channel = None,
         window: float | None = None,
     ) -> EnrolledSpeaker:
         """Learn a speaker by one or more utterances.
@@ -325,7 +325,7 @@ class SpeakerEmbedder:
         ----------
         audio : iterable of path, array or tensor
             Utterances of one speaker.
-        sample_rate, channels, window
+        sample_rate, channel, window
             As of ``embed``.
 
         Returns
@@ -346,7 +346,7 @@ class SpeakerEmbedder:
         given, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
         if alone:
             raise ValueError("enrol takes a list of utterances: [utterance].")
-        return EnrolledSpeaker(self._rows(given, channels, window), self.fingerprint)
+        return EnrolledSpeaker(self._rows(given, channel, window), self.fingerprint)
 
     def verify(
         self,
@@ -354,7 +354,7 @@ class SpeakerEmbedder:
         b: Audio | EnrolledSpeaker,
         sample_rate: int | None = None,
         *,
-        channels: Channels = None,
+        channel: Channel = None,
         window: float | None = None,
         threshold: float | str | None = None,
         cohort: Cohort | None = None,
@@ -365,7 +365,7 @@ class SpeakerEmbedder:
         ----------
         a, b : path, array, tensor or EnrolledSpeaker
             One utterance each, or a speaker that was enrolled.
-        sample_rate, channels, window
+        sample_rate, channel, window
             As of ``embed``.
         threshold : float or str, optional
             The score from which on two voices count as one speaker's, or the name of one
@@ -409,7 +409,7 @@ class SpeakerEmbedder:
             heard[name] = recording
         check_rate(sample_rate, list(heard.values()))
         if heard:
-            rows = self._rows(list(heard.values()), channels, window)
+            rows = self._rows(list(heard.values()), channel, window)
             for name, row in zip(heard, rows, strict=True):
                 speakers[name] = EnrolledSpeaker(row[None], self.fingerprint)
         return compare(
@@ -421,7 +421,7 @@ class SpeakerEmbedder:
         )
 
     def _rows(
-        self, given: list[Recording], channels: Channels, window: float | None
+        self, given: list[Recording], channel: Channel, window: float | None
     ) -> NDArray[np.float32]:
-        rows = dict(self._running.each(given, channels, window))
+        rows = dict(self._running.each(given, channel, window))
         return np.stack([rows[index] for index in range(len(given))])

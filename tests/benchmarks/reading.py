@@ -34,15 +34,14 @@ from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
 from torchaudio.transforms import Resample
 
+from speechbrain_rev.audio import audio_info, read_audio
 from speechbrain_rev.data import (
     ChunkDataset,
     EpochBatchSampler,
     SpeakerAugment,
     Utterance,
     audio_files,
-    audio_info,
     collate_chunks,
-    read_audio,
     read_manifest,
     write_manifest,
 )

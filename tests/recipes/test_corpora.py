@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speechbrain_rev.audio import read_audio
 from speechbrain_rev.cli import main as command
-from speechbrain_rev.data import read_audio, read_manifest
+from speechbrain_rev.data import read_manifest
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.inference.evaluation import cohort_files
 from tests.corpus import write_corpus

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import speechbrain as sb
 
+from speechbrain_rev.audio import read_audio
 from speechbrain_rev.cli import run_script
-from speechbrain_rev.data import audio_files, packing, read_audio, read_manifest
+from speechbrain_rev.data import audio_files, packing, read_manifest
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.data.preparation import read_prepared
 from speechbrain_rev.inference import EmbeddingArchive, extraction

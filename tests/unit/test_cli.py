@@ -501,7 +501,7 @@ MISTAKES = {
     **{f"{EMBED} {given}": words for given, words in {
         "--window=0.1": "a window of 0.1 s is no utterance",
         "--precision=fp16": "fp16 is for GPUs",
-        "--channel=-1": "channels takes",
+        "--channel=-1": "channel takes",
         "nothing.wav": "nothing.wav",
         "x.raw": "x.raw cannot be read as audio",
         "--out a.wav/e.npz": "File exists",
@@ -602,7 +602,9 @@ class TestEmbed:
         assert cli.main(arguments) == 2
         refused = capsys.readouterr().err
         assert "\n- two.wav: " in refused
-        assert "Give --channel=mix to average them" in refused
+        assert (
+            "Give --channel=mix for their mean or --channel=0 for the first" in refused
+        )
         assert "\nThe other 2 are in" in refused
         assert "two.wav has 2 channels" in printed(*arguments, "--bad-files=drop")
         assert "embeddings [3, 16]" in printed(*arguments, "--channel=mix")

@@ -59,11 +59,12 @@ PUBLIC = {
         "measured", "measures_in", "min_dcf", "read_scores", "read_trials", "speaker_means",
         "subtract_mean", "write_scores",
     },
+    "audio": {"AudioInfo", "audio_exists", "audio_info", "read_audio", "read_blocks"},
     "data": {
-        "CORPORA", "AudioInfo", "ChunkBatch", "ChunkDataset", "Corpus", "EpochBatchSampler",
+        "CORPORA", "ChunkBatch", "ChunkDataset", "Corpus", "EpochBatchSampler",
         "FORMATS", "GlobalRandomState", "Manifest", "Row", "SpeakerAugment", "Utterance", "VoxCelebFolder", "WholeUtterances",
-        "add_noise", "audio_exists", "audio_files", "audio_info", "collate_chunks", "collate_whole",
-        "generator", "open_corpus", "read_audio", "read_blocks", "read_first_channel", "read_manifest",
+        "add_noise", "audio_files", "collate_chunks", "collate_whole",
+        "generator", "open_corpus", "read_manifest",
         "repeat_to", "reverberate", "write_manifest",
     },
     "training": {

@@ -12,8 +12,8 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.audio import m4a
-from speechbrain_rev.data import audio_info, open_corpus, read_audio, read_blocks
+from speechbrain_rev.audio import audio_info, m4a, read_audio, read_blocks
+from speechbrain_rev.data import open_corpus
 from speechbrain_rev.data.checking import read_checked
 from speechbrain_rev.data.packing import pack
 from tests.corpus import speak, write_corpus, write_m4a

@@ -8,17 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from speechbrain_rev.audio import audio_exists, audio_info, read_audio
 from speechbrain_rev.audio.columns import TextColumn, map_columns, save_columns
 from speechbrain_rev.audio.packed import INDEX, SAMPLES, PackedAudio, find_packed
-from speechbrain_rev.data import (
-    ChunkDataset,
-    SpeakerAugment,
-    Utterance,
-    audio_exists,
-    audio_files,
-    audio_info,
-    read_audio,
-)
+from speechbrain_rev.data import ChunkDataset, SpeakerAugment, Utterance, audio_files
 from speechbrain_rev.data.packing import pack
 from speechbrain_rev.inference.extraction import _source
 from tests.corpus import write_noise, write_rirs
@@ -132,7 +125,7 @@ def test_an_unusable_packed_folder_is_refused_by_name(copied, tmp_path):
         audio_info(tmp_path / "nothing.packed/a.wav")
     with pytest.raises(ValueError, match="no such file in that packed folder"):
         read_audio(copied / "nobody.wav", sample_rate=RATE)
-    with pytest.raises(ValueError, match="has 16000 samples per second, but 8000"):
+    with pytest.raises(ValueError, match="has 16000 samples per second, not 8000"):
         read_audio(path, sample_rate=8000)
     with pytest.raises(ValueError, match="start is -1"):
         read_audio(path, sample_rate=RATE, start=-1)

@@ -5,14 +5,8 @@ import pytest
 import soundfile
 import torch
 
+from speechbrain_rev.audio import audio_exists, audio_info, read_audio, read_blocks
 from speechbrain_rev.audio.segments import Segment, find_segment
-from speechbrain_rev.data import (
-    audio_exists,
-    audio_info,
-    read_audio,
-    read_blocks,
-    read_first_channel,
-)
 
 
 @pytest.fixture
@@ -31,7 +25,6 @@ def test_every_reader_gives_the_samples_of_the_segment(recording, start, samples
     assert audio_exists(path)
     assert audio_info(path).samples == len(wanted)
     assert torch.equal(read_audio(path, sample_rate=16000), wanted)
-    assert torch.equal(read_first_channel(path, sample_rate=16000), wanted)
     out = torch.empty(400)
     part = read_audio(path, sample_rate=16000, start=4, samples=400, out=out)
     assert torch.equal(part, wanted[4:])

@@ -9,15 +9,9 @@ import pytest
 import soundfile
 import torch
 
+from speechbrain_rev.audio import audio_exists, audio_info, read_audio, read_blocks
 from speechbrain_rev.audio.segments import Segment, file_of, find_segment
 from speechbrain_rev.audio.shards import find_tar, members
-from speechbrain_rev.data import (
-    audio_exists,
-    audio_info,
-    read_audio,
-    read_blocks,
-    read_first_channel,
-)
 from tests.unit.data.test_formats import write_tar
 
 LONG = "a" * 120 + "/" + "b" * 90 + "ü"
@@ -46,7 +40,6 @@ def test_every_reader_gives_the_samples_of_the_file(audio, tmp_path):
     assert not audio_exists(tar / "id2" / audio.name)
     assert audio_info(path) == audio_info(audio)
     assert torch.equal(read_audio(path, sample_rate=16000), wanted)
-    assert torch.equal(read_first_channel(path, sample_rate=16000), wanted)
     blocks = list(read_blocks(path, block_samples=7))
     assert torch.equal(torch.cat(blocks, dim=1)[0], wanted)
     part = read_audio(path, sample_rate=16000, start=100, samples=300)

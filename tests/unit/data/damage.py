@@ -15,14 +15,8 @@ import numpy as np
 import soundfile
 import torch
 
-from speechbrain_rev.data import (
-    SpeakerAugment,
-    audio_files,
-    audio_info,
-    read_audio,
-    read_blocks,
-    read_first_channel,
-)
+from speechbrain_rev.audio import audio_info, read_audio, read_blocks
+from speechbrain_rev.data import SpeakerAugment, audio_files
 from speechbrain_rev.data.checking import read_checked
 from speechbrain_rev.data.manifest import LeftOut
 from speechbrain_rev.inference.audio import Recording
@@ -124,11 +118,10 @@ READERS: dict[str, Callable[[Path], torch.Tensor]] = {
         path, sample_rate=RATE, start=1000, samples=CHUNK
     ),
     "read_blocks": lambda path: torch.cat(list(read_blocks(path)), dim=1).mean(dim=0),
-    "read_first_channel": lambda path: read_first_channel(path, sample_rate=RATE),
     "read_checked": _checked,
-    "Recording": lambda path: Recording.of(path, None, str(path)).waveform(
-        RATE, "mean"
-    )[0],
+    "Recording": lambda path: Recording.of(path, None, str(path)).waveform(RATE, "mix")[
+        0
+    ],
     "noise": lambda path: _augmented(path, "noise_folder"),
     "reverberation": lambda path: _augmented(path, "rir_folder"),
 }

@@ -5,13 +5,8 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.data import (
-    SpeakerAugment,
-    add_noise,
-    augmentation,
-    read_audio,
-    reverberate,
-)
+from speechbrain_rev.audio import read_audio
+from speechbrain_rev.data import SpeakerAugment, add_noise, augmentation, reverberate
 from speechbrain_rev.data.packing import pack
 from tests.corpus import write_noise, write_rirs
 

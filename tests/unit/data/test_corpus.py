@@ -204,12 +204,15 @@ def test_speakers_by_a_link_are_the_same_or_refused(root):
 
 
 def test_names_and_places_need_neither_torch_nor_speechbrain():
-    package = Path(speechbrain_rev.__file__).parent / "data"
+    package = Path(speechbrain_rev.__file__).parent
+    # Without what the folders themselves import.
     program = (
-        "import sys, types; speech = types.ModuleType('speechbrain_rev.data'); "
-        f"speech.__path__ = [{str(package)!r}]; "
-        "sys.modules['speechbrain_rev.data'] = speech; "
-        "import speechbrain_rev.data.corpus; "
+        "import sys, types\n"
+        "for name in ('audio', 'data'):\n"
+        "    folder = types.ModuleType(f'speechbrain_rev.{name}')\n"
+        f"    folder.__path__ = [{str(package)!r} + '/' + name]\n"
+        "    sys.modules[folder.__name__] = folder\n"
+        "import speechbrain_rev.data.corpus\n"
         "print({'torch', 'speechbrain', 'soundfile'} & set(sys.modules))"
     )
     command = [sys.executable, "-c", program]

@@ -8,16 +8,15 @@ import soundfile
 import torch
 from torch.utils.data import DataLoader
 
+from speechbrain_rev.audio import audio_info, read_audio
 from speechbrain_rev.data import (
     ChunkDataset,
     EpochBatchSampler,
     Utterance,
     VoxCelebFolder,
     WholeUtterances,
-    audio_info,
     collate_chunks,
     collate_whole,
-    read_audio,
 )
 from tests.corpus import write_corpus
 

@@ -11,7 +11,8 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.data import FORMATS, open_corpus, read_audio, read_manifest
+from speechbrain_rev.audio import read_audio
+from speechbrain_rev.data import FORMATS, open_corpus, read_manifest
 from speechbrain_rev.data.formats import read_lhotse
 from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.packing import pack

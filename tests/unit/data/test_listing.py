@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import soundfile
 
+from speechbrain_rev.audio import audio_exists
 from speechbrain_rev.data import (
     CORPORA,
     Corpus,
     VoxCelebFolder,
-    audio_exists,
     corpora,
     open_corpus,
     read_manifest,

@@ -11,13 +11,10 @@ import pytest
 import soundfile
 import torch
 
+from speechbrain_rev.audio import audio_exists, read_audio
 from speechbrain_rev.audio.columns import map_columns
 from speechbrain_rev.audio.packed import INDEX, JOURNAL, SAMPLES
-from speechbrain_rev.data import (
-    audio_exists,
-    audio_files,
-    read_audio,
-)
+from speechbrain_rev.data import audio_files
 from speechbrain_rev.data.packing import Packing, pack
 from tests.corpus import write_corpus
 

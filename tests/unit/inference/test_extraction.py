@@ -265,13 +265,13 @@ def test_a_folder_becomes_rows_by_names_relative_to_it(folder, files, out, count
 
 def test_other_channels_and_windows_are_not_taken_for_the_same(folder, out, counting):
     write_audio(folder / "b/1.wav", np.stack([speech_like(0.3)] * 2, axis=1))
-    embed_folder(folder, out, counting(), channels="mean")
+    embed_folder(folder, out, counting(), channel="mix")
     with pytest.raises(ValueError, match="2 channels"):
         embed_folder(folder, out, counting())
-    mean = {"channels": "mean"}
+    mean = {"channel": "mix"}
     for options, count in (
-        ({"channels": 0}, 4),
-        ({"channels": 0}, 0),
+        ({"channel": 0}, 4),
+        ({"channel": 0}, 0),
         ({**mean, "window": 3}, 4),
         ({**mean, "window": 3.0}, 0),
         ({**mean, "window": np.float32(3.0)}, 0),
@@ -344,7 +344,7 @@ class Diverged(torch.nn.Module):
     [
         ({}, Diverged, "diverged"),
         ({"window": 0.25}, Diverged, "diverged"),
-        ({"channels": "left"}, FirstSamples, "channels takes .*but is 'left'"),
+        ({"channel": "left"}, FirstSamples, "channel takes .*but is 'left'"),
         ({"window": 0.1}, FirstSamples, "window of 0.1 s is no"),
         ({"bad_files": "keep"}, FirstSamples, "refuse or drop, not 'keep'"),
     ],

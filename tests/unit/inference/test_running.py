@@ -306,7 +306,7 @@ def test_averaged_channels_and_silent_windows_of_long_recordings_are_logged(
     two, quiet = np.stack([speech_like(4.0)] * 2), speech_like(4.0)
     quiet[RATE : 2 * RATE] = 0
     audio, rate, names = given([two, quiet, speech_like(4.0)])
-    hearing.embed(audio, rate, window=1.0, channels="mean")
+    hearing.embed(audio, rate, window=1.0, channel="mix")
     assert [record.getMessage() for record in caplog.records] == [
         f"1 of 3 utterances have several channels, which were averaged: {names[0]} (2)",
         "1 of 3 utterances have silent windows, which do not count: "
