@@ -13,7 +13,6 @@ import torch
 from tqdm import tqdm
 
 from speechbrain_rev.audio.lengths import open_bytes
-from speechbrain_rev.audio.packed import SAMPLE_BYTES, find_packed
 from speechbrain_rev.audio.reading import (
     MIX,
     AudioInfo,
@@ -274,10 +273,7 @@ def _digest_of(path: str) -> bytes:
 
 
 def _read_bytes(path: str, begin: int, count: int) -> bytes:
-    """Read bytes of a file wherever it is, of a packed one those of its samples."""
-    if packed := find_packed(path):
-        samples = count // SAMPLE_BYTES
-        return packed[0].read(packed[1], begin // SAMPLE_BYTES, samples).tobytes()
+    """Read bytes of a file wherever it is."""
     with open_bytes(path) as file:
         file.seek(begin)
         return file.read(count)
