@@ -292,8 +292,6 @@ class _Rows:
                     self._take_header(header.decode().split(self.field.decode()))
                 if block:
                     self._add(block)
-        if not self.columns:
-            self._take_header([])
         if not self.samples:
             raise ValueError(f"{path} lists no utterance.")
 
@@ -311,27 +309,26 @@ class _Rows:
         data, width = np.frombuffer(block, np.uint8), len(self.columns)
         is_end = data == ord(self.end)
         behind = np.flatnonzero(is_end | (data == ord(self.field)))
-        # Bytes of each field, and one that is behind it.
-        sizes = np.diff(behind, prepend=-1)
-        columns = np.arange(len(sizes)) % width
-        # The end of a row is behind its last field, and behind no other.
-        if (is_end[behind] != (columns == width - 1)).any():
+        # Bytes of each field with the one behind it, and which fields are of a column.
+        sizes, numbers = np.diff(behind, prepend=-1), np.arange(len(behind)) % width
+        fields = {name: numbers == n for n, name in enumerate(self.columns)}
+        samples = _numbers(
+            data, behind[fields["samples"]], sizes[fields["samples"]] - 1
+        )
+        if (
+            # The end of a row is behind its last field, and behind no other.
+            not np.array_equal(is_end[behind], numbers == width - 1)
+            or samples is None
+            or any((sizes[fields[name]] == 1).any() for name in RESERVED)
+        ):
             raise self._refused(block)
-
-        filled = np.isin(columns, [self.columns.index(name) for name in RESERVED])
-        is_count = columns == self.columns.index("samples")
-        counts = _numbers(data, behind[is_count], sizes[is_count] - 1)
-        if counts is None or (sizes[filled] == 1).any():
-            raise self._refused(block)
-        self.samples.frombytes(counts.tobytes())
+        self.samples.frombytes(samples.tobytes())
         for name, texts in self.texts.items():
-            chosen = np.repeat(columns == self.columns.index(name), sizes)
+            chosen = np.repeat(fields[name], sizes)
             chosen[behind] = False
-            lengths = sizes[columns == self.columns.index(name)] - 1
-            texts.extend(data[chosen].tobytes(), lengths)
-        chosen = np.repeat(columns == self.columns.index("spk_id"), sizes)
-        joined = data[chosen].tobytes().replace(self.end, self.field)
-        speakers = joined.split(self.field)[:-1]
+            texts.extend(data[chosen].tobytes(), sizes[fields[name]] - 1)
+        joined = data[np.repeat(fields["spk_id"], sizes)].tobytes()
+        speakers = joined.replace(self.end, self.field).split(self.field)[:-1]
         for speaker in dict.fromkeys(speakers):
             self.numbers.setdefault(speaker, len(self.numbers))
         self.speakers.extend(map(self.numbers.__getitem__, speakers))
@@ -396,7 +393,7 @@ def _numbers(
 ) -> NDArray[np.int64] | None:
     """Read numbers that end at some places; None if one is none, or longer than int64."""
     numbers = np.zeros(len(ends), np.int64)
-    for place in range(lengths.max(), 0, -1):
+    for place in range(lengths.max(initial=0), 0, -1):
         is_in = place <= lengths
         digits = data[(ends - place)[is_in]] - ord("0")
         if (digits > 9).any() or place > _MOST_DIGITS:
