@@ -6,9 +6,9 @@ python recipes/VoxCeleb/prepare.py --pack FOLDER PACKED [--sample_rate=16000]
     [--outside_files]
 
 The second packs audio (speech, noise or room impulse responses) into the folder PACKED, whose
-name ends in .packed: 16-bit samples in one file, and an index. It stands wherever FOLDER
-stood (data_folder, noise_folder, rir_folder, trials_folder), is read many times faster,
-and needs FOLDER no more. Interrupted, it goes on when the same command is given again.
+name ends in .packed: a tar of WAV files, and an index. It stands wherever FOLDER stood
+(data_folder, noise_folder, rir_folder, trials_folder), is read many times faster, and needs
+FOLDER no more. Interrupted, it goes on when the same command is given again.
 
 The first does what train.py does before training, with the same settings. It writes
 into the run's save folder, never into the data folder:

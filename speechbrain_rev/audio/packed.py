@@ -1,30 +1,66 @@
-"""Audio of a whole folder in one file of 16-bit samples, with an index.
+"""A packed folder: one tar of WAV files, and an index of where their samples are.
 
 A packed folder has a name that ends in ``.packed`` and stands wherever a folder of WAV
-and FLAC files may stand: ``corpus.packed/id1/a/1.wav`` is the path of a file in it. Its
-index is mapped into memory, where processes share it. Samples are read by position: where
-a disk fails, a mapping ends the process, and reading is an error that can be met.
+and FLAC files may stand: ``corpus.packed/id1/a/1.wav`` is the path of a file in it. Samples
+are read at their place in the tar, without a look at any header.
 """
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, cast
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import TextColumn, map_columns
+from .texts import Lookup, Texts
 
 SUFFIX = ".packed"
-SAMPLES, INDEX, JOURNAL = "samples.int16", "index.columns", "unfinished.jsonl"
-#: Of the index; a reader refuses others.
-VERSION = "1"
-SAMPLE_BYTES = 2
+#: The files of a packed folder; the journal is there until all is packed.
+TAR, INDEX, JOURNAL = "audio.tar", "index.npz", "unfinished.jsonl"
+#: Samples are stored as integers where those hold them exactly, with the largest float as 2**15.
+INTEGERS, FLOATS, FULL_SCALE = np.dtype("<i2"), np.dtype("<f4"), 2.0**15
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError),
+    *(ValueError, LookupError, RuntimeError),
+)
+
+
+def wav_header(samples: int, sample_rate: int, kind: np.dtype[Any]) -> bytes:
+    """Make the header of a WAV file of one channel.
+
+    Parameters
+    ----------
+    samples : int
+        How many follow it.
+    sample_rate : int
+        Hz.
+    kind : numpy.dtype
+        Of a sample: 16-bit integers or 32-bit floats, in little-endian order.
+
+    Returns
+    -------
+    bytes
+
+    Example
+    -------
+    >>> len(wav_header(16000, 16000, np.dtype("<i2")))
+    44
+    """
+    width, size = kind.itemsize, samples * kind.itemsize
+    rates = sample_rate, sample_rate * width, width, 8 * width
+    head = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 3 if width == 4 else 1, 1, *rates)
+    if width == 4:
+        # The standard wants the number of samples of all but integers.
+        head += b"fact" + struct.pack("<II", 4, samples)
+    head += b"data" + struct.pack("<I", size)
+    return b"RIFF" + struct.pack("<I", len(head) + size) + head
 
 
 class PackedAudio:
@@ -35,70 +71,68 @@ class PackedAudio:
     folder : str
         The packed folder.
 
+    Attributes
+    ----------
+    tar : str
+        The file in which they are.
+    sample_rate : int
+        Of all of them, Hz.
+
     Raises
     ------
     ValueError
-        If it is not there, unfinished, damaged or of another version.
+        If it is not there, unfinished or damaged.
     """
 
     def __init__(self, folder: str) -> None:
-        self.folder = folder
-        index, samples = Path(folder, INDEX), Path(folder, SAMPLES)
-        if Path(folder, JOURNAL).exists():
+        self.folder, self.tar = folder, os.path.join(folder, TAR)
+        self._index = os.path.join(folder, INDEX)
+        if os.path.exists(os.path.join(folder, JOURNAL)):
             raise ValueError(
                 f"{folder} is not packed to its end. Give the command that packs it once "
                 "more: it goes on where it was."
             )
-        if not index.is_file() or not samples.is_file():
+        if not os.path.isfile(self._index) or not os.path.isfile(self.tar):
             raise ValueError(
-                f"{folder} is no packed folder: it has no {INDEX} or no {SAMPLES}. Make "
+                f"{folder} is no packed folder: it has no {INDEX} or no {TAR}. Make "
                 "it with recipes/VoxCeleb/prepare.py --pack FOLDER PACKED."
             )
-        columns, about = map_columns(index)
-        if about.get("version") != VERSION:
+        columns = "keys", "rows", "begins", "samples", "floats"
+        about, keys, rows, *others = self._read_index("about", *columns)
+        self.sample_rate, tar_bytes = about.tolist()
+        self._lookup = Lookup(keys, rows)
+        self._begins, self._samples, self._floats = others
+        if (there := os.path.getsize(self.tar)) != tar_bytes:
             raise ValueError(
-                f"{index} is of version {about.get('version')}, not {VERSION}. Pack the "
-                "folder again."
+                f"{self.tar} has {there} bytes, not {tar_bytes}: it is cut short. Copy or "
+                "pack it again."
             )
-        try:
-            self.sample_rate, count = (
-                _whole(about, name) for name in ("sample_rate", "samples")
-            )
-            _check_types(columns)
-            # Sorted by name; keys are sorted by themselves, beside the places of the names.
-            self.names = cast(TextColumn, columns["names"])
-            self._keys, self._places, self._begins, self._lengths, self._scales = (
-                cast("NDArray[Any]", columns[name]) for name in _TYPES
-            )
-            _check_samples(self._begins, self._lengths, self._scales, count)
-            digest = digest_of_names(self.names, self._keys, self._places)
-            if about.get("names") != digest:
-                raise ValueError("its names are not those that were written")
-        except ValueError as error:
-            raise ValueError(
-                f"{index} is damaged: {error}. Delete {folder} and pack anew."
-            ) from error
-        status = index.stat()
-        #: Distinguishes what was read from what may be packed there later.
-        self.stamp = f"{status.st_size}|{status.st_mtime_ns}"
-        wanted = count * SAMPLE_BYTES
-        if samples.stat().st_size != wanted:
-            raise ValueError(
-                f"{samples} has {samples.stat().st_size} bytes, not {wanted}: it is cut "
-                "short. Copy or pack it again."
-            )
-        self._file = os.open(samples, os.O_RDONLY)
+        self._file = os.open(self.tar, os.O_RDONLY)
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             os.close(self._file)
 
     def __contains__(self, name: str) -> bool:
-        return self._row_of(name) is not None
+        return self._lookup.find(name) is not None
+
+    @functools.cached_property
+    def names(self) -> Texts:
+        """All names, sorted as bytes: what lists the folder reads them, and no other."""
+        return Texts(*self._read_index("names", "ends"))
 
     def length(self, name: str) -> int:
         """Give the length of a file in samples; ValueError if there is no such file."""
-        return int(self._lengths[self._place(name)])
+        return int(self._samples[self._row_of(name)])
+
+    def member(self, name: str) -> tuple[int, int] | None:
+        """Give where a file begins in the tar, and its bytes; None if there is none."""
+        row = self._lookup.find(name)
+        if row is None:
+            return None
+        samples, kind = int(self._samples[row]), self._kind_of(row)
+        header = len(wav_header(samples, self.sample_rate, kind))
+        return int(self._begins[row]) - header, header + samples * kind.itemsize
 
     def read(
         self,
@@ -131,20 +165,20 @@ class PackedAudio:
             If there is no such file, the start is before it, or the samples end before
             it does.
         """
-        place = self._place(name)
+        row = self._row_of(name)
         if start < 0:
             raise ValueError(f"start is {start}; give the first sample, from 0.")
-        length = int(self._lengths[place])
+        length, kind = int(self._samples[row]), self._kind_of(row)
         start = min(start, length)
         count = length - start if samples is None else min(samples, length - start)
-        begin = SAMPLE_BYTES * (int(self._begins[place]) + start)
-        data = os.pread(self._file, SAMPLE_BYTES * count, begin)
-        if len(data) != SAMPLE_BYTES * count:
-            raise ValueError(f"{self.folder}/{name}: {SAMPLES} ends before it does")
+        size, begin = count * kind.itemsize, start * kind.itemsize
+        data = os.pread(self._file, size, int(self._begins[row]) + begin)
+        if len(data) != size:
+            raise ValueError(f"{self.folder}/{name}: {TAR} ends before it does")
+        worth = np.float32(1 / FULL_SCALE if kind == INTEGERS else 1)
         into = None if out is None else out[:count]
-        values = np.frombuffer(data, "<i2")
         scaled: NDArray[np.float32] = np.multiply(
-            values, self._scales[place], out=into, dtype=np.float32
+            np.frombuffer(data, kind), worth, out=into, dtype=np.float32
         )
         return scaled
 
@@ -163,119 +197,27 @@ class PackedAudio:
                 return
             yield name
 
-    def _row_of(self, name: str) -> int | None:
-        wanted = key_of(os.fsencode(name))
-        at = int(self._keys.searchsorted(wanted))
-        while at < len(self._keys) and self._keys[at] == wanted:
-            place = int(self._places[at])
-            if self.names[place] == name:
-                return place
-            at += 1
-        return None
+    def _read_index(self, *names: str) -> list[NDArray[Any]]:
+        """Read arrays, of which the file has checksums."""
+        try:
+            with np.load(self._index) as arrays:
+                return [arrays[name] for name in names]
+        except _DAMAGE as error:
+            raise ValueError(
+                f"{self._index} is damaged: {error}. Delete {self.folder} and pack anew."
+            ) from error
 
-    def _place(self, name: str) -> int:
-        place = self._row_of(name)
-        if place is None:
+    def _row_of(self, name: str) -> int:
+        row = self._lookup.find(name)
+        if row is None:
             raise ValueError(
                 f"{self.folder}/{name} cannot be read as audio: there is no such file in "
                 "that packed folder"
             )
-        return place
+        return row
 
-
-def key_of(name: bytes) -> int:
-    """Give the number by which a name is looked up: among millions that is one step.
-
-    Parameters
-    ----------
-    name : bytes
-        As names of files are encoded.
-
-    Returns
-    -------
-    int
-        Of 64 bits; nearly always another one for another name.
-    """
-    digest = hashlib.blake2b(name, digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
-
-
-def digest_of_names(
-    names: TextColumn, keys: NDArray[np.int64], places: NDArray[np.int64]
-) -> str:
-    """Digest what the check of names goes through, in a hundredth of its time.
-
-    Parameters
-    ----------
-    names : TextColumn
-        Of the files, sorted.
-    keys, places : numpy.ndarray, [files], int64
-        Of the names.
-
-    Returns
-    -------
-    str
-        32 hexadecimal digits.
-    """
-    made = hashlib.blake2b(digest_size=16)
-    for column in (names.data, names.ends, keys, places):
-        made.update(np.ascontiguousarray(column).data)
-    return made.hexdigest()
-
-
-_TYPES: dict[str, type[np.generic]] = {
-    "keys": np.int64,
-    "places": np.int64,
-    "begins": np.int64,
-    "lengths": np.int64,
-    "scales": np.float32,
-}
-
-
-def _whole(about: Mapping[str, str], name: str) -> int:
-    text = about.get(name, "")
-    if not re.fullmatch(r"[1-9]\d{0,17}|0", text, re.ASCII) or (
-        name == "sample_rate" and text == "0"
-    ):
-        raise ValueError(f"{name} is {text[:40]!r}")
-    return int(text)
-
-
-def _check_types(columns: Mapping[str, TextColumn | NDArray[np.generic]]) -> None:
-    wanted = {"names", *_TYPES}
-    if set(columns) != wanted:
-        raise ValueError(f"it has the columns {sorted(columns)}, not {sorted(wanted)}")
-    names = columns["names"]
-    if not isinstance(names, TextColumn):
-        raise ValueError("names are no texts")
-    for name, kind in _TYPES.items():
-        column = columns[name]
-        if isinstance(column, TextColumn):
-            raise ValueError(f"{name} are texts")
-        if column.dtype != kind or column.shape != names.ends.shape:
-            raise ValueError(
-                f"{name} are {list(column.shape)} of {column.dtype}, not "
-                f"[{len(names)}] of {np.dtype(kind)}"
-            )
-
-
-def _check_samples(
-    begins: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    scales: NDArray[np.float32],
-    count: int,
-) -> None:
-    """Refuse files that do not lie one behind another, from the first sample to the last."""
-    if len(lengths) and not (lengths.min() >= 0 and lengths.max() <= count):
-        raise ValueError(f"lengths are {lengths.min()} to {lengths.max()} of {count}")
-    order = np.lexsort((lengths, begins))
-    begins, ends = begins[order], begins[order] + lengths[order]
-    if not np.array_equal(begins, np.append(0, ends[:-1])[: len(begins)]):
-        raise ValueError("its files overlap, or leave out samples")
-    if (int(ends[-1]) if len(ends) else 0) != count:
-        raise ValueError(f"its files do not end with sample {count}")
-    if not (np.isfinite(scales) & (scales > 0)).all():
-        raise ValueError("a scale is not finite and above 0")
+    def _kind_of(self, row: int) -> np.dtype[Any]:
+        return FLOATS if self._floats[row] else INTEGERS
 
 
 _PACKED = re.compile(rf"{re.escape(SUFFIX)}(?=/|$)")

@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from .packed import SAMPLE_BYTES, find_packed
 from .shards import find_member, find_tar
 
 _SEGMENT = re.compile(r"(.+)[/\\](\d+)\+(\d*)(?:@(\d+))?\.\w+")
@@ -81,9 +80,6 @@ def find_segment(path: str | Path) -> Segment | None:
 
 def _is_in(path: str | Path) -> bool:
     """Return whether a packed folder or a tar has this very file."""
-    if inside := find_packed(path):
-        packed, name = inside
-        return name in packed
     member = find_member(path)
     return member is not None and member[1] is not None
 
@@ -131,9 +127,6 @@ def bytes_of(path: str | Path) -> int | None:
     """Give the bytes of a file wherever it is, of a segment its recording's; None if none."""
     if segment := find_segment(path):
         return bytes_of(segment.recording)
-    if inside := find_packed(path):
-        packed, name = inside
-        return SAMPLE_BYTES * packed.length(name) if name in packed else None
     if in_tar := find_member(path):
         return None if in_tar[1] is None else in_tar[1].size
     return os.stat(path).st_size if os.path.isfile(path) else None

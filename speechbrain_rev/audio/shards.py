@@ -11,14 +11,15 @@ import os
 import posixpath
 import re
 import tarfile
-from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .packed import key_of
+from .packed import find_packed
+from .texts import Lookup
 
 SUFFIX = ".tar"
 _COMPRESSED = {
@@ -143,28 +144,17 @@ def _cut_short(path: str | Path, why: str) -> ValueError:
     return ValueError(f"{path} is cut short: {why}. Copy or pack it again.")
 
 
-class _Index:
-    """Where the members of a tar begin, by the keys of their names: 24 bytes for each."""
+class _Index(NamedTuple):
+    """Where the members of a tar begin: 28 bytes for each."""
 
-    def __init__(self, found: Iterable[Member], stamp: tuple[int, int]) -> None:
-        self.stamp = stamp
-        rows = [array("q"), array("q"), array("q")]
-        for name, *place in found:
-            values = key_of(os.fsencode(name)), *place
-            for column, value in zip(rows, values, strict=True):
-                column.append(value)
-        keys, begins, sizes = (np.frombuffer(row, np.int64) for row in rows)
-        # Where two have one name the last counts, as it does for tar.
-        order = np.argsort(keys, kind="stable")
-        self._keys, self._begins, self._sizes = keys[order], begins[order], sizes[order]
+    stamp: tuple[int, int]
+    lookup: Lookup
+    places: NDArray[np.int64]
 
     def find(self, name: str) -> Member | None:
         """Give a member; None if there is none of this name."""
-        key = key_of(os.fsencode(name))
-        at = int(self._keys.searchsorted(key, side="right")) - 1
-        if at < 0 or self._keys[at] != key:
-            return None
-        return Member(name, int(self._begins[at]), int(self._sizes[at]))
+        row = self.lookup.find(name)
+        return None if row is None else Member(name, *self.places[row].tolist())
 
 
 _IN_TAR = re.compile(rf"{re.escape(SUFFIX)}(?=/)", re.IGNORECASE)
@@ -178,7 +168,7 @@ def find_tar(path: str | os.PathLike[str]) -> tuple[str, str] | None:
     Parameters
     ----------
     path : str or path-like
-        A path such as ``shards/shard_0.tar/key.wav``.
+        A path such as ``shards/shard_0.tar/key.wav``, or a file of a packed folder.
 
     Returns
     -------
@@ -194,6 +184,9 @@ def find_tar(path: str | os.PathLike[str]) -> tuple[str, str] | None:
     >>> find_tar(path / "id1/a.wav")[1], find_tar("folder.tar/a.wav")
     ('id1/a.wav', None)
     """
+    if inside := find_packed(path):
+        packed, name = inside
+        return packed.tar, name
     text = os.fspath(path)
     for found in _IN_TAR.finditer(text):
         if os.path.isfile(text[: found.end()]):
@@ -222,6 +215,10 @@ def find_member(path: str | os.PathLike[str]) -> tuple[str, Member | None] | Non
     ValueError, OSError
         As ``members``.
     """
+    if packed_file := find_packed(path):
+        packed, name = packed_file
+        at = packed.member(name)
+        return packed.tar, None if at is None else Member(name, *at)
     inside = find_tar(path)
     if inside is None:
         return None
@@ -250,7 +247,10 @@ def indexed(path: str | Path) -> list[Member]:
         As ``members``.
     """
     stamp, found = stamp_of(path), list(members(path))
-    _INDICES[os.path.abspath(path)] = _Index(found, stamp)
+    # Where two have one name the last counts, as it does for tar.
+    lookup = Lookup.of(member.name for member in found)
+    places = np.array([member[1:] for member in found], np.int64).reshape(-1, 2)
+    _INDICES[os.path.abspath(path)] = _Index(stamp, lookup, places)
     return found
 
 

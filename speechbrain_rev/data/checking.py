@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from speechbrain_rev.audio import AudioInfo, audio_info, read_audio
 from speechbrain_rev.audio.checks import MIX, check_channel, is_silent
-from speechbrain_rev.audio.packed import SAMPLE_BYTES, find_packed
 from speechbrain_rev.audio.reading import open_bytes
 from speechbrain_rev.audio.segments import bytes_of, find_segment
 from speechbrain_rev.bars import progress_bar
@@ -267,10 +266,7 @@ def _digest_of(path: str) -> bytes:
 
 
 def _read_bytes(path: str, begin: int, count: int) -> bytes:
-    """Read bytes of a file wherever it is, of a packed one those of its samples."""
-    if packed := find_packed(path):
-        samples = count // SAMPLE_BYTES
-        return packed[0].read(packed[1], begin // SAMPLE_BYTES, samples).tobytes()
+    """Read bytes of a file wherever it is."""
     with open_bytes(path) as file:
         file.seek(begin)
         return file.read(count)

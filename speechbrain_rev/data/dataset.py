@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from speechbrain_rev.audio import read_audio
+from speechbrain_rev.audio.packed import find_packed
 from speechbrain_rev.devices import usable_cpus
 from speechbrain_rev.processes import process_count, process_rank
 from speechbrain_rev.scoring import Trials
@@ -123,6 +124,8 @@ class ChunkDataset(Dataset[Chunk]):
         short: str = "repeat",
     ) -> None:
         self.manifest = Manifest.of(utterances)
+        # A packed folder that is open here costs forked processes no memory.
+        find_packed(self.path_of(0))
         names = self.manifest.speaker_names
         if unknown := [name for name in names if name not in speaker_numbers]:
             raise ValueError(
@@ -194,7 +197,7 @@ class ChunkDataset(Dataset[Chunk]):
         while len(unread) < _TRIES:
             why_not = self._read(epoch, index, out)
             if why_not is None:
-                number = self._numbers[self.manifest.speakers[index]]
+                number = self._numbers[int(self.manifest.speakers[index])]
                 return Chunk(out, int(number), tuple(unread))
             unread.append((self.path_of(index), why_not))
             place_of_draw = "instead", self.seed, epoch, first, len(unread)

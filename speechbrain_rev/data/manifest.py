@@ -1,45 +1,31 @@
-"""The training manifest: a CSV file for people, and its rows mapped into memory."""
+"""The training manifest: a CSV file, and its rows in memory that processes share."""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
-import logging
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.audio.columns import (
-    GrowingTexts,
-    Rows,
-    TextColumn,
-    map_columns,
-    save_columns,
-)
-from speechbrain_rev.files import (
-    check_sum,
-    digest_of,
-    opened_whole,
-)
+from speechbrain_rev.audio.texts import GrowingTexts, Rows, Texts
+from speechbrain_rev.files import check_sum, opened_whole
 from speechbrain_rev.lists import read_lines
-
-logger = logging.getLogger(__name__)
-
-#: What is behind the name of a manifest in that of its mapped form.
-MAPPED = ".columns"
 
 #: Columns that each manifest has; those behind them are labels.
 RESERVED = "ID", "wav", "samples", "spk_id"
-# Before the name of a label in the mapped form.
-_LABEL = "label "
-# What a column of lengths holds.
-_MOST_SAMPLES = 2**63 - 1
+# What is taken apart at a time.
+_BLOCK_BYTES = 2**20
+# Of numbers of 64 bits.
+_MOST_DIGITS = 18
 
 
 # A million of them are in memory while data are prepared: no dictionary each.
@@ -145,19 +131,19 @@ class LeftOut(NamedTuple):
 
 
 class Manifest(Rows[Utterance]):
-    """Utterances in columns; a million of them cost a process what it touches of them.
+    """Utterances in columns of tensors, which processes share: no row is an object.
 
     Parameters
     ----------
-    names, paths : TextColumn
+    names, paths : Texts
         Of each utterance.
     samples : numpy.ndarray, [utterances], int64
         Lengths in samples.
     speakers : numpy.ndarray, [utterances], int32
         Who speaks: a place in ``speaker_names``.
-    speaker_names : TextColumn
+    speaker_names : Texts
         The speakers in the order in which they occur.
-    labels : mapping of str to TextColumn, optional
+    labels : mapping of str to Texts
         Further columns by name, empty where an utterance has none.
 
     Example
@@ -169,48 +155,45 @@ class Manifest(Rows[Utterance]):
 
     def __init__(
         self,
-        names: TextColumn,
-        paths: TextColumn,
+        names: Texts,
+        paths: Texts,
         samples: NDArray[np.int64],
         speakers: NDArray[np.int32],
-        speaker_names: TextColumn,
-        labels: Mapping[str, TextColumn] | None = None,
+        speaker_names: Texts,
+        labels: Mapping[str, Texts],
     ) -> None:
-        self.names, self.paths, self.samples = names, paths, samples
-        self.speakers, self.speaker_names = speakers, speaker_names
-        self.labels = dict(sorted((labels or {}).items()))
-        self._mapped_from: tuple[Path, dict[str, str]] | None = None
+        # Here, for who lists names of files needs no torch.
+        from torch import from_numpy
+
+        def in_tensors(texts: Texts) -> Texts:
+            return Texts(from_numpy(texts.data), from_numpy(texts.ends))
+
+        # Forked processes share the pages of tensors, and torch moves those that spawned
+        # ones are sent to memory that is shared.
+        self.names, self.paths, self.speaker_names = map(
+            in_tensors, (names, paths, speaker_names)
+        )
+        self.samples, self.speakers = from_numpy(samples), from_numpy(speakers)
+        self.labels = {name: in_tensors(labels[name]) for name in sorted(labels)}
 
     @classmethod
     def of(cls, utterances: Iterable[Utterance]) -> Manifest:
         """Put utterances into columns; those of a manifest are there already."""
         if isinstance(utterances, cls):
             return utterances
-        names, paths, speaker_names = GrowingTexts(), GrowingTexts(), GrowingTexts()
-        samples, speakers = array("q"), array("i")
-        numbers: dict[str, int] = {}
-        labels: dict[str, GrowingTexts] = {}
-        for row, utterance in enumerate(utterances):
-            names.append(utterance.ID)
-            paths.append(utterance.wav)
-            samples.append(utterance.samples)
-            if utterance.spk_id not in numbers:
-                numbers[utterance.spk_id] = len(numbers)
-                speaker_names.append(utterance.spk_id)
-            speakers.append(numbers[utterance.spk_id])
-            for label, text in utterance.labels:
-                column = labels.setdefault(label, GrowingTexts())
-                column.fill(row)
-                column.append(text)
-        for column in labels.values():
-            column.fill(len(samples))
+        rows = list(utterances)
+        labels = [dict(row.labels) for row in rows]
+        numbers = _number(row.spk_id for row in rows)
         return cls(
-            names.column(),
-            paths.column(),
-            np.frombuffer(samples, np.int64),
-            np.frombuffer(speakers, np.int32),
-            speaker_names.column(),
-            {label: column.column() for label, column in labels.items()},
+            Texts.of(row.ID for row in rows),
+            Texts.of(row.wav for row in rows),
+            np.array([row.samples for row in rows], np.int64),
+            np.array([numbers[row.spk_id] for row in rows], np.int32),
+            Texts.of(numbers),
+            {
+                name: Texts.of(row.get(name, "") for row in labels)
+                for name in set().union(*labels)
+            },
         )
 
     def __len__(self) -> int:
@@ -225,83 +208,9 @@ class Manifest(Rows[Utterance]):
             tuple((label, column[place]) for label, column in self.labels.items()),
         )
 
-    def save(self, path: str | Path, about: dict[str, str]) -> None:
-        """Write the columns into a file that can be mapped.
-
-        Parameters
-        ----------
-        path : str or Path
-            The file.
-        about : dict of str to str
-            What else is known of them.
-
-        Raises
-        ------
-        OSError
-            If it cannot be written.
-        """
-        columns = {name: getattr(self, name) for name in _COLUMNS}
-        columns |= {f"{_LABEL}{name}": column for name, column in self.labels.items()}
-        save_columns(path, columns, about)
-
-    @classmethod
-    def mapped(cls, path: str | Path) -> tuple[Manifest, dict[str, str]]:
-        """Map what ``save`` wrote into memory.
-
-        Parameters
-        ----------
-        path : str or Path
-            The file.
-
-        Returns
-        -------
-        manifest : Manifest
-            Whose rows are read where they are touched.
-        about : dict of str to str
-            What else is known of them.
-
-        Raises
-        ------
-        ValueError
-            If the file is damaged or has other columns.
-        """
-        columns, about = map_columns(path)
-        labels = {
-            name.removeprefix(_LABEL): cast(TextColumn, column)
-            for name, column in columns.items()
-            if name.startswith(_LABEL)
-        }
-        if {n for n in columns if not n.startswith(_LABEL)} != set(_COLUMNS):
-            raise ValueError(
-                f"{path} has the columns {sorted(columns)}, not {sorted(_COLUMNS)}. "
-                "Delete it."
-            )
-        manifest = cls(*(cast(Any, columns[name]) for name in _COLUMNS))
-        manifest.labels |= sorted(labels.items())
-        manifest._mapped_from = Path(path).absolute(), about
-        return manifest, about
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        # A worker that is not forked maps the same file, and is sent no copy of it.
-        if self._mapped_from is not None:
-            return _mapped, self._mapped_from
-        return Manifest, tuple(getattr(self, n) for n in (*_COLUMNS, "labels"))
-
-
-_COLUMNS = "names", "paths", "samples", "speakers", "speaker_names"
-
-
-def _mapped(path: Path, about: dict[str, str]) -> Manifest:
-    manifest, now = Manifest.mapped(path)
-    if now != about:
-        raise ValueError(
-            f"{path} was written anew while processes read it: start train.py again."
-        )
-    return manifest
-
 
 def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
-    """Write a manifest as CSV, whole or not at all, and its mapped form beside it.
+    """Write a manifest as CSV, whole or not at all.
 
     Parameters
     ----------
@@ -319,22 +228,17 @@ def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
     labels = sorted({label for one in utterances for label, _ in one.labels})
     with opened_whole(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        rows = csv.writer(text)
+        rows = csv.writer(text, lineterminator="\n")
         rows.writerow([*RESERVED, *labels])
         for one in utterances:
             known = dict(one.labels)
             further = [known.get(label, "") for label in labels]
             rows.writerow([one.ID, one.wav, one.samples, one.spk_id, *further])
         text.detach()
-    manifest = Manifest.of(_rows(path))
-    manifest.save(f"{path}{MAPPED}", {"manifest": digest_of(path)})
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Read a manifest: map its rows into memory.
-
-    They are in a file beside it, which is made anew when the manifest has changed. Where it
-    cannot be written, a warning says that each process has all rows in its memory.
+    """Read a manifest.
 
     Parameters
     ----------
@@ -362,79 +266,146 @@ def read_manifest(path: str | Path) -> Manifest:
     if not Path(path).is_file():
         raise ValueError(f"There is no manifest {path}. Prepare the data first.")
     check_sum(path)
-    mapped, digest = Path(f"{path}{MAPPED}"), digest_of(path)
-    if mapped.is_file():
-        try:
-            check_sum(mapped)
-            manifest, about = Manifest.mapped(mapped)
-            if about.get("manifest") == digest:
-                return manifest
-        except ValueError as error:
-            logger.warning(f"{error} It is made anew.")
-    rows = Manifest.of(_rows(path))
-    try:
-        rows.save(mapped, {"manifest": digest})
-    except OSError as error:
-        logger.warning(
-            f"{mapped} cannot be written ({error.strerror or error}): each process has all rows of "
-            f"{path} in its memory."
-        )
-        return rows
-    return Manifest.mapped(mapped)[0]
+    rows = _Rows(path)
+    return Manifest(
+        rows.texts["ID"].texts(),
+        rows.texts["wav"].texts(),
+        np.frombuffer(rows.samples, np.int64),
+        np.frombuffer(rows.speakers, np.int32),
+        Texts.of(name.decode() for name in rows.numbers),
+        {name: rows.texts[name].texts() for name in rows.labels},
+    )
 
 
-def _rows(path: str | Path) -> Iterator[Utterance]:
-    wanted = list(RESERVED)
-    # A byte order mark is no part of the first column's name.
-    with Path(path).open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file, strict=True)
-        try:
-            columns = next(rows, None)
-            if columns is None or not set(wanted) <= set(columns):
-                raise ValueError(
-                    f"{path} has the columns {columns}; it needs {wanted}."
-                )
-            labels = [name for name in columns if name not in wanted]
-            row, line = None, rows.line_num
-            for row in filter(None, rows):
-                line = rows.line_num
-                place = f"{path}, line {line}"
-                if len(row) > len(columns):
-                    raise ValueError(
-                        f"{place} has more fields than the header. Put names with commas in "
-                        "quotes."
-                    )
-                given = dict(zip(columns, row, strict=False))
-                yield _utterance(given, labels, place)
-        except UnicodeDecodeError:
-            # It names the line; to be read once more is for files that are refused only.
-            read_lines(path, ",".join(wanted))
-            raise
-        except csv.Error as error:
-            raise ValueError(
-                f"{path}, from line {line + 1} on: it is no CSV ({error}). Lines must be "
-                f"{','.join(wanted)}."
-            ) from error
-        if row is None:
+class _Rows:
+    """The columns of a CSV file, without an object for each row.
+
+    Python's csv takes twice as long, most of it for strings and lists.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path, self.line = path, 2
+        self.columns: list[str] = []
+        self.texts: dict[str, GrowingTexts] = {}
+        self.samples, self.speakers = array("q"), array("i")
+        self.numbers: dict[bytes, int] = {}
+        with open(path, "rb") as file:
+            for self.field, self.end, block in _separated(path, file):
+                if not self.columns:
+                    header, _, block = block.partition(self.end)
+                    self._take_header(header.decode().split(self.field.decode()))
+                if block:
+                    self._add(block)
+        if not self.samples:
             raise ValueError(f"{path} lists no utterance.")
 
+    def _take_header(self, columns: list[str]) -> None:
+        if not {*RESERVED} <= {*columns}:
+            raise ValueError(
+                f"{self.path} has the columns {columns}; it needs {list(RESERVED)}."
+            )
+        self.columns = columns
+        self.labels = [name for name in columns if name not in RESERVED]
+        self.texts = {name: GrowingTexts() for name in ("ID", "wav", *self.labels)}
 
-def _utterance(row: Mapping[str, str], labels: list[str], place: str) -> Utterance:
-    """Check a row, of which any field may be missing."""
-    name, wav, given, speaker = map(row.get, RESERVED)
+    def _add(self, block: bytes) -> None:
+        """Take some rows, or refuse the first that is wrong."""
+        data, width = np.frombuffer(block, np.uint8), len(self.columns)
+        is_end = data == ord(self.end)
+        behind = np.flatnonzero(is_end | (data == ord(self.field)))
+        # Bytes of each field with the one behind it, and which fields are of a column.
+        sizes, numbers = np.diff(behind, prepend=-1), np.arange(len(behind)) % width
+        fields = {name: numbers == n for n, name in enumerate(self.columns)}
+        samples = _numbers(
+            data, behind[fields["samples"]], sizes[fields["samples"]] - 1
+        )
+        if (
+            # The end of a row is behind its last field, and behind no other.
+            not np.array_equal(is_end[behind], numbers == width - 1)
+            or samples is None
+            or any((sizes[fields[name]] == 1).any() for name in RESERVED)
+        ):
+            raise self._refused(block)
+        self.samples.frombytes(samples.tobytes())
+        for name, texts in self.texts.items():
+            chosen = np.repeat(fields[name], sizes)
+            chosen[behind] = False
+            texts.extend(data[chosen].tobytes(), sizes[fields[name]] - 1)
+        joined = data[np.repeat(fields["spk_id"], sizes)].tobytes()
+        speakers = joined.replace(self.end, self.field).split(self.field)[:-1]
+        for speaker in dict.fromkeys(speakers):
+            self.numbers.setdefault(speaker, len(self.numbers))
+        self.speakers.extend(map(self.numbers.__getitem__, speakers))
+        self.line += len(speakers)
+
+    def _refused(self, block: bytes) -> ValueError:
+        """Name the first row that is wrong."""
+        where = ""
+        for line, row in enumerate(block.split(self.end), start=self.line):
+            fields = row.decode().split(self.field.decode())
+            where = f"line {line} is {fields}"
+            named = dict(zip(self.columns, fields, strict=False))
+            number = re.fullmatch(
+                rf"[0-9]{{1,{_MOST_DIGITS}}}", named.get("samples", "")
+            )
+            is_whole = len(fields) == len(self.columns) and all(
+                map(named.get, RESERVED)
+            )
+            if not number or not is_whole:
+                break
+        return ValueError(
+            f"{self.path}, {where}, and must be {self.columns}: {', '.join(RESERVED)} are "
+            "not empty, and samples is the length of the utterance, of at most "
+            f"{_MOST_DIGITS} digits. Put names with commas in quotes."
+        )
+
+
+def _separated(
+    path: str | Path, file: BinaryIO
+) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Read whole rows: what is behind their fields, what is behind them, and some of them."""
+    file.seek(len(codecs.BOM_UTF8) * file.read(3).startswith(codecs.BOM_UTF8))
     try:
-        samples = int(given or "")
-    except ValueError:
-        samples = -1
-    if not 0 <= samples <= _MOST_SAMPLES:
-        shown = None if given is None else given[:40]
+        while block := file.read(_BLOCK_BYTES) + file.readline():
+            rows = block.replace(b"\r\n", b"\n") if b"\r" in block else block
+            rows.decode()
+            if b'"' in rows or b"\r" in rows:
+                break
+            if rows := rows.rstrip(b"\n"):
+                yield b",", b"\n", rows + b"\n"
+        # Fields in quotes have commas, and may have any character but these two.
+        text = (block + file.read()).decode()
+    except UnicodeDecodeError:
+        # It names the line; to be read once more is for files that are refused only.
+        read_lines(path, ",".join(RESERVED))
+        raise
+    quoted = csv.reader(io.StringIO(text, newline=""), strict=True)
+    lines: list[str] = []
+    try:
+        lines += ("\x1f".join(row) for row in quoted if row)
+    except csv.Error as error:
         raise ValueError(
-            f"{place}: samples is {shown!r}; it must be the length of the utterance in "
-            f"samples, from 0 to {_MOST_SAMPLES}."
-        )
-    if not name or not wav or not speaker:
-        raise ValueError(
-            f"{place} has fewer fields than {list(RESERVED)}, or empty ones."
-        )
-    further = tuple((label, row.get(label, "")) for label in labels)
-    return Utterance(name, wav, samples, speaker, further)
+            f"{path} is no CSV ({error} behind {lines[-1:]}). Lines must be "
+            f"{','.join(RESERVED)}."
+        ) from error
+    if lines:
+        yield b"\x1f", b"\x1e", "".join(f"{line}\x1e" for line in lines).encode()
+
+
+def _numbers(
+    data: NDArray[np.uint8], ends: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
+    """Read numbers that end at some places; None if one is none, or longer than int64."""
+    numbers = np.zeros(len(ends), np.int64)
+    for place in range(lengths.max(initial=0), 0, -1):
+        is_in = place <= lengths
+        digits = data[(ends - place)[is_in]] - ord("0")
+        if (digits > 9).any() or place > _MOST_DIGITS:
+            return None
+        numbers[is_in] = 10 * numbers[is_in] + digits
+    return numbers
+
+
+def _number(names: Iterable[str]) -> dict[str, int]:
+    """Give names numbers, in the order in which they occur."""
+    return {name: number for number, name in enumerate(dict.fromkeys(names))}

@@ -1,11 +1,11 @@
-"""Packing a folder of audio into one file, which goes on after an interruption."""
+"""Packing a folder of audio into one tar, which goes on after an interruption."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import zlib
+import tarfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -16,24 +16,25 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from speechbrain_rev.audio.columns import TextColumn, save_columns
 from speechbrain_rev.audio.packed import (
+    FLOATS,
+    FULL_SCALE,
     INDEX,
+    INTEGERS,
     JOURNAL,
-    SAMPLE_BYTES,
-    SAMPLES,
     SUFFIX,
-    VERSION,
-    digest_of_names,
+    TAR,
     forget,
-    key_of,
+    wav_header,
 )
+from speechbrain_rev.audio.texts import Lookup, Texts, encoded
 from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.files import (
     LOCK,
     locked,
     naming_full_disk,
-    parse_json,
+    opened_whole,
+    refusing,
     write_whole,
 )
 from speechbrain_rev.processes import interrupted_while
@@ -54,10 +55,10 @@ BAD_FILES = "bad_files.txt"
 # Whole files that wait decoded; some of noise have hours.
 _AHEAD = 32
 _ADVICE = "Mend them and pack on, or pack without them: --bad_files=drop."
-# Samples that an interruption loses at most: 64 MiB of them.
-_KEPT_EVERY = 2**25
-_FULL_SCALE = 2**15
-_LARGEST = float(np.finfo(np.float32).max)
+# What an interruption loses at most.
+_KEPT_EVERY_BYTES = 2**26
+# The end of a tar is two blocks of zeros.
+_END_BYTES = 2 * tarfile.BLOCKSIZE
 
 
 class Packing:
@@ -92,6 +93,9 @@ class Packing:
     >>> from speechbrain_rev.audio import read_audio
     >>> read_audio(folder / "hum.wav", sample_rate=16000).tolist()
     [0.5, -0.25]
+    >>> with tarfile.open(folder / "audio.tar") as tar:
+    ...     tar.getnames()
+    ['hum.wav']
     """
 
     def __init__(
@@ -108,22 +112,23 @@ class Packing:
                 f"{folder} does not end in {SUFFIX}, by which a packed folder is known. "
                 f"Give {self.folder.name}{SUFFIX}."
             )
+        self._sample_rate = sample_rate
         self._about: dict[str, object] = {"source": source, "sample_rate": sample_rate}
         if channel is not None:
             self._about["channel"] = channel
-        #: Length and scale of what is there, by name, in the order of the samples.
-        self._rows: dict[str, tuple[int, float]] = {}
+        #: Of each file where its samples begin in the tar, how many, and whether of floats.
+        self._rows: dict[str, tuple[int, int, bool]] = {}
         self._waiting: list[str] = []
-        self._unkept = 0
+        self._kept_bytes = 0
         with self._named(), contextlib.ExitStack() as files:
             self.folder.mkdir(parents=True, exist_ok=True)
-            place = self.folder / LOCK
-            files.enter_context(locked(place, str(self.folder), "packing"))
+            lock_file = self.folder / LOCK
+            files.enter_context(locked(lock_file, str(self.folder), "packing"))
             # Here: one that was killed at its end left a lock, which goes with this one.
             self._refuse_packed()
             self._journal = files.enter_context((self.folder / JOURNAL).open("a+b"))
-            self._samples = files.enter_context((self.folder / SAMPLES).open("ab"))
-            self._go_on()
+            self._tar = files.enter_context((self.folder / TAR).open("ab"))
+            self._resume()
             self._owned = files.pop_all()
 
     def __enter__(self) -> Packing:
@@ -131,11 +136,11 @@ class Packing:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if not self._samples.closed and not (kind and issubclass(kind, OSError)):
+            if not self._tar.closed and not (kind and issubclass(kind, OSError)):
                 self._keep()
         finally:
             # The error of a full disk is raised already.
-            for file in (self._samples, self._journal):
+            for file in (self._tar, self._journal):
                 with contextlib.suppress(OSError):
                     file.close()
             self._owned.close()
@@ -154,59 +159,55 @@ class Packing:
         name : str
             Relative to the source.
         wav : torch.Tensor, [samples]
-            Finite. 16-bit samples come back to the bit; of others the largest is made
-            a 16-bit one.
+            Samples come back to the bit: as 16-bit integers, or as floats where those do
+            not hold them.
 
         Raises
         ------
         ValueError
-            If the name is there already, or a sample is not finite.
+            If the name is there already.
         OSError
             If the disk takes no more.
         """
         if name in self._rows:
             raise ValueError(f"{name} is in {self.folder} already.")
-        values, scale = _as_integers(wav.numpy(), name)
+        values = _stored(wav.numpy())
+        header = wav_header(len(values), self._sample_rate, values.dtype)
+        member = tarfile.TarInfo(name)
+        member.size = len(header) + values.nbytes
+        header = member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape") + header
+        row = self._tar.tell() + len(header), len(values), values.dtype == FLOATS
         with self._named():
-            self._samples.write(values.tobytes())
-        self._rows[name] = len(values), scale
-        row = [name, len(values), scale]
-        self._waiting.append(json.dumps([*row, _sum_of(row)]) + "\n")
-        self._unkept += len(values)
-        if self._unkept > _KEPT_EVERY:
+            self._tar.write(header + values.tobytes())
+            self._tar.write(bytes(-self._tar.tell() % tarfile.BLOCKSIZE))
+        self._rows[name] = row
+        self._waiting.append(json.dumps([name, *row]) + "\n")
+        if self._tar.tell() - self._kept_bytes > _KEPT_EVERY_BYTES:
             self._keep()
 
     def finish(self) -> None:
-        """Write the index; from now on the folder can be read."""
-        self._keep()
-        with self._named():
-            self._samples.close()
-        lengths = np.array([row[0] for row in self._rows.values()], dtype=np.int64)
-        scales = np.array([row[1] for row in self._rows.values()], dtype=np.float32)
-        begins = np.cumsum(lengths) - lengths
-        names = list(self._rows)
-        order = sorted(range(len(names)), key=lambda row: os.fsencode(names[row]))
-        keys = np.array(
-            [key_of(os.fsencode(names[row])) for row in order], dtype=np.int64
+        """Write the end of the tar and the index; from now on the folder can be read."""
+        names = sorted(self._rows, key=encoded)
+        begins, samples, floats = zip(
+            *(self._rows[name] for name in names), strict=True
         )
-        places = np.argsort(keys)
-        texts = TextColumn.of(names[row] for row in order)
-        columns: dict[str, TextColumn | NDArray[Any]] = {
-            "names": texts,
-            "keys": keys[places],
-            "places": places,
-            "begins": begins[order],
-            "lengths": lengths[order],
-            "scales": scales[order],
-        }
-        about = {
-            "version": VERSION,
-            "sample_rate": str(self._about["sample_rate"]),
-            "samples": str(int(lengths.sum())),
-            "names": digest_of_names(texts, keys[places], places),
-        }
+        texts, lookup = Texts.of(names), Lookup.of(names)
         with self._named():
-            save_columns(self.folder / INDEX, columns, about)
+            self._tar.write(bytes(_END_BYTES))
+            self._keep()
+            with opened_whole(self.folder / INDEX) as file:
+                np.savez(
+                    file,
+                    about=np.array([self._sample_rate, self._tar.tell()]),
+                    names=texts.data,
+                    ends=texts.ends,
+                    begins=np.array(begins),
+                    samples=np.array(samples),
+                    floats=np.array(floats),
+                    keys=lookup.keys,
+                    rows=lookup.rows,
+                )
+            self._tar.close()
             self._journal.close()
             (self.folder / JOURNAL).unlink()
         forget(self.folder)
@@ -221,101 +222,58 @@ class Packing:
     def _keep(self) -> None:
         """Write samples to the disk, and then their rows to the journal."""
         with self._named():
-            self._samples.flush()
-            os.fsync(self._samples.fileno())
+            self._tar.flush()
+            os.fsync(self._tar.fileno())
             self._journal.write("".join(self._waiting).encode())
             self._journal.flush()
             os.fsync(self._journal.fileno())
-        self._waiting, self._unkept = [], 0
+        self._waiting, self._kept_bytes = [], self._tar.tell()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Read what was kept, and cut off what was not."""
         self._journal.seek(0)
         text = self._journal.read()
         # A line that was not written to its end has none.
-        end = text.rfind(b"\n") + 1
-        self._journal.truncate(end)
-        about, self._rows = self._kept(text[:end])
-        if about is None:
+        text = text[: text.rfind(b"\n") + 1]
+        self._journal.truncate(len(text))
+        end = 0
+        with refusing(
+            f"{self.folder / JOURNAL} is damaged", "Delete the folder and pack anew."
+        ):
+            lines = [json.loads(line) for line in text.splitlines()]
+            about, *rows = lines or [self._about]
+            for name, begin, samples, is_float in rows:
+                self._rows[name] = begin, samples, is_float
+                size = samples * (FLOATS if is_float else INTEGERS).itemsize
+                end = begin + size + -(begin + size) % tarfile.BLOCKSIZE
+            # What was begun without a channel took files of one.
+            same = {**self._about, **about} == {**about, **self._about}
+        if not text:
             self._waiting = [json.dumps(self._about) + "\n"]
-        # What was begun without a channel took files of one.
-        elif {**self._about, **about} != {**about, **self._about}:
+        if not same:
             raise ValueError(
                 f"{self.folder} was begun with {about}, not {self._about}. Delete it, or "
                 "give another folder."
             )
-        wanted = SAMPLE_BYTES * sum(samples for samples, _ in self._rows.values())
-        path = self.folder / SAMPLES
-        if path.stat().st_size < wanted:
+        if (there := self._tar.tell()) < end:
             raise ValueError(
-                f"{path} has {path.stat().st_size} bytes, less than the {wanted} of "
+                f"{self.folder / TAR} has {there} bytes, less than the {end} of "
                 f"{JOURNAL}. Delete the folder and pack anew."
             )
-        os.truncate(path, wanted)
+        self._tar.truncate(end)
+        self._tar.seek(end)
         self._keep()
-
-    def _kept(
-        self, text: bytes
-    ) -> tuple[dict[str, object] | None, dict[str, tuple[int, float]]]:
-        """Read and check the source and the files of a journal."""
-        about, rows, number = None, {}, 0
-        try:
-            for number, line in enumerate(text.splitlines(), start=1):
-                one = parse_json(line)
-                if number == 1:
-                    if not isinstance(one, dict):
-                        raise ValueError(f"{one!r} does not say what is packed")
-                    about = one
-                    continue
-                _check_row(one)
-                name, samples, scale = one[:3]
-                if name in rows:
-                    raise ValueError(f"{name} is there twice")
-                rows[name] = samples, scale
-        except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{self.folder / JOURNAL} is damaged in line {number} ({error}). Delete "
-                "the folder and pack anew."
-            ) from error
-        return about, rows
 
     def _named(self) -> contextlib.AbstractContextManager[None]:
         advice = "Free some space, or mend what is wrong; the same command goes on where it was."
         return naming_full_disk(self.folder, advice)
 
 
-def _sum_of(row: list[Any]) -> int:
-    return zlib.crc32(json.dumps(row).encode())
-
-
-def _check_row(row: object) -> None:
-    """Refuse what is no name with a number of samples, a scale and their checksum."""
-    if not isinstance(row, list) or len(row) != 4:
-        raise ValueError(f"{row!r} is no file with its length, scale and checksum")
-    name, samples, scale, checksum = row
-    if checksum != _sum_of(row[:3]):
-        raise ValueError("it is not as it was written")
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{name!r} is no name")
-    # The index has 64 bits for places.
-    if type(samples) is not int or not 0 <= samples < 2**62:
-        raise ValueError(f"{name} has {samples!r} samples")
-    if type(scale) is not float or not 0 < scale <= _LARGEST:
-        raise ValueError(f"{name} has the scale {scale!r}")
-
-
-def _as_integers(
-    wav: NDArray[np.float32], name: str
-) -> tuple[NDArray[np.int16], float]:
-    """Give samples as 16-bit integers, and what one of them is worth."""
-    if not np.isfinite(wav).all():
-        raise ValueError(f"{name} holds NaN or infinity, which 16 bits cannot.")
-    scaled = wav * _FULL_SCALE
-    whole = (scaled == np.rint(scaled)) & (np.abs(scaled + 0.5) <= _FULL_SCALE)
-    scale = float(np.float32(np.abs(wav).max(initial=0) / (_FULL_SCALE - 1)))
-    if whole.all() or scale == 0:
-        return np.rint(scaled).astype("<i2"), 1 / _FULL_SCALE
-    return np.rint(wav / scale).astype("<i2"), scale
+def _stored(wav: NDArray[np.float32]) -> NDArray[Any]:
+    """Give samples as 16-bit integers, or as they are where those would not hold them."""
+    scaled = wav * np.float32(FULL_SCALE)
+    exact = (scaled == np.rint(scaled)) & (np.abs(scaled + 0.5) <= FULL_SCALE)
+    return scaled.astype(INTEGERS) if exact.all() else wav.astype(FLOATS)
 
 
 def pack(

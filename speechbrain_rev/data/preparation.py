@@ -60,7 +60,7 @@ from .listing import (
     list_speech,
     validation_lines,
 )
-from .manifest import MAPPED, Cause, read_manifest, write_manifest
+from .manifest import Cause, read_manifest, write_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -329,8 +329,7 @@ def write_missing_sums(save_folder: str | Path) -> None:
     sums = sums_in(save_folder)
     if RECORD in sums:
         return
-    paths = [Path(save_folder, n) for n in (*LISTS, f"{TRAIN}{MAPPED}", RECORD)]
-    # The disk may have been too full for the mapped rows.
+    paths = [Path(save_folder, name) for name in (*LISTS, RECORD)]
     new = {path.name: digest_of(path) for path in paths if path.exists()}
     write_sums(save_folder, {**sums, **new})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from collections import Counter
@@ -275,11 +274,6 @@ def _source(file: str | Path, channel: Channel, window: float | None) -> str:
     """Name audio, and what is made of it, as no other is named."""
     treated = "" if channel is None else f"|channel {channel}"
     treated += "" if window is None else f"|mean of windows of {float(window)} s"
-    if packed_file := find_packed(file):
-        packed, name = packed_file
-        # A link to the folder is no other audio.
-        folder = os.path.realpath(packed.folder)
-        return f"{folder}/{name}|{packed.stamp}{treated}"
     path = Path(file).resolve()
     # Of a segment or a member of a tar. A missing file is named where it is read.
     holder = file_of(path)

@@ -27,7 +27,6 @@ from speechbrain_rev.audio import read_audio
 from speechbrain_rev.data import Utterance, read_manifest, repeat_to, write_manifest
 from speechbrain_rev.data.accounting import take_account
 from speechbrain_rev.data.listing import DataSettings, list_speech
-from speechbrain_rev.data.manifest import MAPPED
 from speechbrain_rev.data.packing import Packing
 from speechbrain_rev.sizes import MB
 from tests.corpus import RATE
@@ -69,10 +68,6 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
             way: in_a_process(__name__, "listed", way, str(listing_of(path)))
             for way in (OURS, BASELINE)
         }
-        Path(f"{path}{MAPPED}").unlink()
-        begin = time.perf_counter()
-        read_manifest(path)
-        mapping = time.perf_counter() - begin
     baseline = answers[BASELINE, setting.rows]
     require(
         baseline["rows"] == answers[OURS, setting.rows]["rows"],
@@ -107,9 +102,8 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         "What does a manifest of a million rows cost?",
         f"Batches of {setting.batch} chunks by {setting.workers} workers; resident memory "
         f"after {setting.batches} batches (of ours the main process has touched all rows), "
-        f"beyond what it is for {setting.few} rows; of "
-        "all: what processes share is counted once. Mapping the rows, which the "
-        f"preparation does once, takes {mapping:.1f} s",
+        f"beyond what it is for {setting.few} rows; of all: what processes share is "
+        "counted once",
         table,
         "both have as many rows, the last of which is the same; both list the same files of "
         "the same speakers",

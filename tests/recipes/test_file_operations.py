@@ -53,7 +53,7 @@ def corpus(tmp_path_factory):
 class TestPacking(Tried):
     @pytest.fixture(params=[10**9, 1000], ids=["kept_at_the_end", "kept_often"])
     def case(self, request, corpus, tmp_path, monkeypatch):
-        monkeypatch.setattr(packing, "_KEPT_EVERY", request.param)
+        monkeypatch.setattr(packing, "_KEPT_EVERY_BYTES", request.param)
         packed = tmp_path / "out" / "corpus.packed"
 
         def accept():

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pytest
 
-from speechbrain_rev.audio.packed import INDEX, JOURNAL, SAMPLES
+from speechbrain_rev.audio.packed import INDEX, JOURNAL, TAR
 from speechbrain_rev.data.packing import Packing
 from speechbrain_rev.files import (
     LOCK,
@@ -230,14 +230,14 @@ class TestLocks:
         folder = tmp_path / "a.packed"
 
         def finished_by_another(lock_file, *args, **kwargs):
-            (folder / SAMPLES).write_bytes(b"speech")
+            (folder / TAR).write_bytes(b"speech")
             (folder / INDEX).touch()
             return locked(lock_file, *args, **kwargs)
 
         monkeypatch.setattr("speechbrain_rev.data.packing.locked", finished_by_another)
         with pytest.raises(ValueError, match="is packed already"):
             Packing(folder, source="a", sample_rate=16000)
-        assert (folder / SAMPLES).read_bytes() == b"speech"
+        assert (folder / TAR).read_bytes() == b"speech"
         assert not (folder / JOURNAL).exists()
 
 

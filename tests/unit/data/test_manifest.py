@@ -1,9 +1,8 @@
 import pickle
-from pathlib import Path
 
 import pytest
+import torch.multiprocessing
 
-from speechbrain_rev.audio.columns import TextColumn, save_columns
 from speechbrain_rev.data import Manifest, Utterance, read_manifest, write_manifest
 from speechbrain_rev.data import manifest as manifest_module
 
@@ -22,7 +21,10 @@ def path(tmp_path):
     return tmp_path / "train.csv"
 
 
-def test_a_manifest_comes_back_as_written(path):
+# Rows of all kinds, a block of the file with quotes behind one without, and blocks of a row.
+@pytest.mark.parametrize("block", [1, 30, 2**20])
+def test_a_manifest_comes_back_as_written(path, monkeypatch, block):
+    monkeypatch.setattr(manifest_module, "_BLOCK_BYTES", block)
     manifest = read_manifest(path)
     assert list(manifest) == ROWS
     assert manifest[-1] == ROWS[-1]
@@ -32,21 +34,38 @@ def test_a_manifest_comes_back_as_written(path):
         manifest[4]
 
 
+def test_rows_are_the_same_from_a_file_and_from_utterances_and_in_other_processes(path):
+    rows = [
+        Utterance("a", "a.wav", 7, "ann", (("city", "Ulm"), ("sex", "f"))),
+        Utterance("b", "b.wav", 0, "bob", (("sex", ""),)),
+    ]
+    write_manifest(path, rows)
+    assert path.read_text() == (
+        "ID,wav,samples,spk_id,city,sex\na,a.wav,7,ann,Ulm,f\nb,b.wav,0,bob,,\n"
+    )
+    for manifest in (read_manifest(path), Manifest.of(rows)):
+        again = pickle.loads(pickle.dumps(manifest))
+        assert list(again) == list(manifest)
+        assert again[0] == rows[0]
+        assert dict(again[1].labels) == {"city": "", "sex": ""}
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
         (None, "no manifest"),
         ("ID,wav,spk_id\n", "it needs .*samples"),
-        ("", "columns None"),
+        ("", "lists no utterance"),
         (HEADER, "lists no utterance"),
-        (f"{HEADER}a,a.wav,7,s\nb,b.wav,long,s\n", "line 3.*'long'"),
-        (f"{HEADER}a,a.wav\n", "line 2.*None"),
-        (f"{HEADER}a,a.wav,7\n", "line 2 has fewer fields"),
-        (f"{HEADER}a,a.wav,{2**63},s\n", "line 2: samples is '9223"),
-        (f"{HEADER}a,a.wav,-1,s\n", "line 2: samples is '-1'"),
-        (f"{HEADER}a,a.wav,7,s,t\n", "line 2 has more fields than"),
-        (f"{HEADER},a.wav,7,s\n", "line 2 has fewer fields .* empty"),
-        (f'{HEADER}a,"a.wav,7,s\n', "from line 2 on: it is no CSV"),
+        (f"{HEADER}a,a.wav,7,s\nb,b.wav,long,s\n", "line 3 .*'long'"),
+        (f"{HEADER}a,a.wav\n", r"line 2 is \['a', 'a.wav'\], and must be"),
+        (f"{HEADER}a,a.wav,7\nb,b.wav,7,s,t\n", "line 2 is"),
+        (f"{HEADER}a,a.wav,{10**18},s\n", "line 2 .*18 digits"),
+        (f"{HEADER}a,a.wav,-1,s\n", "line 2 .*'-1'"),
+        (f"{HEADER}a,a.wav,7,s\nb,b.wav,7,s,t\n", "line 3 .*'t'.*with commas in"),
+        (f"{HEADER},a.wav,7,s\n", "line 2 .*not empty"),
+        (f'{HEADER}"a",a.wav,7,s\n"b",,7,s\n', "line 3 .*not empty"),
+        (f'{HEADER}a,"a.wav,7,s\n', "is no CSV .*ID,wav"),
         (f"{HEADER}a,ü.wav,7,s\n".encode("latin-1"), "line 2: no UTF-8 text.*ID,wav"),
         (f"{HEADER}a,ü.wav,7,s\n".encode("utf-16"), "line 1: no UTF-8 text"),
     ],
@@ -63,42 +82,26 @@ def test_an_unusable_manifest_is_refused_by_name(tmp_path, content, named):
 def test_a_manifest_that_is_edited_is_read_as_it_is_now(path, ends):
     assert len(read_manifest(path)) == 4
     # As a spreadsheet saves it.
-    text = path.read_bytes().decode().replace("\r\n", ends).replace("8000", "9000")
-    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    text = path.read_bytes().decode().replace("8000", "9000").replace("\n", ends)
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode() + ends.encode())
     assert [u.samples for u in read_manifest(path)] == [16000, 9000, 7, 2**33]
 
 
-def test_rows_are_mapped_and_a_process_is_sent_none_of_them(path):
-    manifest = read_manifest(path)
-    assert str(path) + ".columns" in Path("/proc/self/maps").read_text()
-    sent = pickle.dumps(manifest)
-    assert len(sent) < 600
-    assert list(pickle.loads(sent)) == ROWS
-    assert list(pickle.loads(pickle.dumps(Manifest.of(ROWS)))) == ROWS
-    write_manifest(path, ROWS[1:])
-    with pytest.raises(ValueError, match="written anew while processes read it"):
-        pickle.loads(sent)
+def _answer(manifest, queue):
+    columns = manifest.paths.data, manifest.paths.ends, manifest.samples
+    queue.put((manifest[-1], [column.is_shared() for column in columns]))
 
 
-def test_a_damaged_mapped_form_is_made_anew(path, caplog):
-    mapped = path.with_name("train.csv.columns")
-    mapped.write_bytes(mapped.read_bytes()[:-8])
-    assert list(read_manifest(path)) == ROWS
-    assert "train.csv.columns is damaged" in caplog.text
-    save_columns(mapped, {"names": TextColumn.of(["a"])}, {})
-    assert list(read_manifest(path)) == ROWS
-    assert "has the columns ['names']" in caplog.text
-    caplog.clear()
-    assert list(read_manifest(path)) == ROWS
-    assert not caplog.text
-
-
-def test_rows_that_cannot_be_mapped_are_read_with_a_warning(path, monkeypatch, caplog):
-    path.with_name("train.csv.columns").unlink()
-
-    def read_only(*_):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(manifest_module, "save_columns", read_only)
-    assert list(read_manifest(path)) == ROWS
-    assert "each process has all rows" in caplog.text
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_is_sent_no_copy_of_the_rows(path, method):
+    context, manifest = torch.multiprocessing.get_context(method), read_manifest(path)
+    queue = context.SimpleQueue()
+    process = context.Process(target=_answer, args=(manifest, queue))
+    process.start()
+    last, shared = queue.get()
+    process.join()
+    assert last == ROWS[-1]
+    # Forked, it has the pages of this process.
+    assert shared == [method == "spawn"] * 3
+    # What torch has moved is read where it is now.
+    assert list(manifest) == ROWS

@@ -56,7 +56,7 @@ def test_checksums_are_those_of_sha256sum(prepared, tmp_path):
     lines = (tmp_path / "save/SHA256SUMS").read_text().splitlines()
     assert {line.split("  ")[1]: line.split("  ")[0] for line in lines} == {
         name: hashlib.sha256((tmp_path / "save" / name).read_bytes()).hexdigest()
-        for name in (*LISTS, "train.csv.columns", "prepared.json")
+        for name in (*LISTS, "prepared.json")
     }
 
 
@@ -360,19 +360,6 @@ def test_checksums_that_lack_lists_are_refused(prepared, tmp_path, empty):
     path.write_text("" if empty else text)
     with pytest.raises(ValueError, match=r"SHA256SUMS lacks train\.csv"):
         read_prepared(tmp_path / "save")
-
-
-def test_mapped_rows_with_a_flipped_bit_are_made_anew(prepared, tmp_path, caplog):
-    prepared()
-    mapped, manifest = (
-        tmp_path / "save/train.csv.columns",
-        tmp_path / "save/train.csv",
-    )
-    written, rows = mapped.read_bytes(), list(read_manifest(manifest))
-    mapped.write_bytes(written.replace(b"id00001/s00/00000", b"id00001/s00/00001"))
-    assert list(read_manifest(manifest)) == rows
-    assert "made anew" in caplog.text
-    assert mapped.read_bytes() == written
 
 
 def test_what_is_checked_may_change_until_there_are_checkpoints(
