@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.audio.texts import GrowingTexts, Rows, Texts
+from speechbrain_rev.audio.texts import Column, GrowingTexts, Rows, Texts
 from speechbrain_rev.files import check_sum, opened_whole
 from speechbrain_rev.lists import read_lines
 
@@ -125,7 +125,7 @@ class LeftOut(NamedTuple):
 
 
 class Manifest(Rows[Utterance]):
-    """Utterances in columns of tensors, which processes share: no row is an object.
+    """Utterances in columns that processes share: no row is an object.
 
     Parameters
     ----------
@@ -156,19 +156,19 @@ class Manifest(Rows[Utterance]):
         speaker_names: Texts,
         labels: Mapping[str, Texts],
     ) -> None:
-        # Here, for who lists names of files needs no torch.
-        from torch import from_numpy
+        self.names, self.paths, self.speaker_names = names, paths, speaker_names
+        self._samples, self._speakers = Column(samples), Column(speakers)
+        self.labels = dict(sorted(labels.items()))
 
-        def in_tensors(texts: Texts) -> Texts:
-            return Texts(from_numpy(texts.data), from_numpy(texts.ends))
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """Lengths in samples, [utterances]."""
+        return self._samples.array
 
-        # Forked processes share the pages of tensors, and torch moves those that spawned
-        # ones are sent to memory that is shared.
-        self.names, self.paths, self.speaker_names = map(
-            in_tensors, (names, paths, speaker_names)
-        )
-        self.samples, self.speakers = from_numpy(samples), from_numpy(speakers)
-        self.labels = {name: in_tensors(labels[name]) for name in sorted(labels)}
+    @property
+    def speakers(self) -> NDArray[np.int32]:
+        """Who speaks, [utterances]: places in ``speaker_names``."""
+        return self._speakers.array
 
     @classmethod
     def of(cls, utterances: Iterable[Utterance]) -> Manifest:

@@ -199,8 +199,8 @@ class Packing:
                 np.savez(
                     file,
                     about=np.array([self._sample_rate, self._tar.tell()]),
-                    names=texts.data,
-                    ends=texts.ends,
+                    names=texts.data.array,
+                    ends=texts.ends.array,
                     begins=np.array(begins),
                     samples=np.array(samples),
                     floats=np.array(floats),
