@@ -221,7 +221,7 @@ class PackedAudio:
 
 
 _PACKED = re.compile(rf"{re.escape(SUFFIX)}(?=/|$)")
-#: Those that this process has open, by path.
+#: Packed folders that this process has open, by path.
 _OPEN: dict[str, PackedAudio] = {}
 
 

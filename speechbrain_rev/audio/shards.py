@@ -158,7 +158,7 @@ class _Index(NamedTuple):
 
 
 _IN_TAR = re.compile(rf"{re.escape(SUFFIX)}(?=/)", re.IGNORECASE)
-#: Those that this process has read, by path.
+#: Indices of tars that this process has read, by path.
 _INDICES: dict[str, _Index] = {}
 
 
@@ -247,7 +247,7 @@ def indexed(path: str | Path) -> list[Member]:
         As ``members``.
     """
     stamp, found = stamp_of(path), list(members(path))
-    # Where two have one name the last counts, as it does for tar.
+    # The last of two with one name counts, as it does for tar.
     lookup = Lookup.of(member.name for member in found)
     places = np.array([member[1:] for member in found], np.int64).reshape(-1, 2)
     _INDICES[os.path.abspath(path)] = _Index(stamp, lookup, places)

@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ _ENCODING = "utf-8", "surrogateescape"
 _AT_ONCE = 2**13
 
 Row = TypeVar("Row", covariant=True)
+Kind = TypeVar("Kind", bound=np.generic)
 
 
 class Rows(Sequence[Row]):
@@ -41,25 +42,57 @@ class Rows(Sequence[Row]):
         raise NotImplementedError
 
 
+class Column(Generic[Kind]):
+    """Numbers of all rows, which processes share.
+
+    Forked processes have the pages of an array. Where others are sent the first copy of it,
+    torch moves it to shared memory, and this process reads it there, too.
+
+    Parameters
+    ----------
+    array : numpy.ndarray, [rows]
+        What is kept of it elsewhere stays as it is.
+    """
+
+    def __init__(self, array: NDArray[Kind]) -> None:
+        self.array = array
+        self._tensor: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._tensor is None:
+            # Here, for who lists names of files needs no torch.
+            from torch import from_numpy
+
+            self._tensor = from_numpy(self.array).share_memory_()
+            self.array = self._tensor.numpy()
+        return _received, (self._tensor,)
+
+
+def _received(tensor: Any) -> Column[Any]:
+    column: Column[Any] = Column(tensor.numpy())
+    column._tensor = tensor
+    return column
+
+
 class Texts(Rows[str]):
     """Texts, one behind another.
 
     Parameters
     ----------
-    data : numpy.ndarray or torch.Tensor, [bytes], uint8
+    data : numpy.ndarray, [bytes], uint8
         The texts in UTF-8.
-    ends : numpy.ndarray or torch.Tensor, [texts], int64
+    ends : numpy.ndarray, [texts], int64
         Where each ends.
 
     Example
     -------
     >>> texts = Texts.of(["id1/a", "id1/b"])
-    >>> texts[1], texts.first_from("id1/aa"), texts.data.shape
+    >>> texts[1], texts.first_from("id1/aa"), texts.data.array.shape
     ('id1/b', 1, (10,))
     """
 
-    def __init__(self, data: Any, ends: Any) -> None:
-        self.data, self.ends = data, ends
+    def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
+        self.data, self.ends = Column(data), Column(ends)
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Texts:
@@ -70,7 +103,7 @@ class Texts(Rows[str]):
         return growing.texts()
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.ends.array)
 
     def _row(self, place: int) -> str:
         return self._encoded(place).decode(*_ENCODING)
@@ -90,10 +123,9 @@ class Texts(Rows[str]):
         return bisect_left(range(len(self)), encoded(text), key=self._encoded)
 
     def _encoded(self, place: int) -> bytes:
-        # An array that is kept would dangle where torch moves its tensor to shared memory.
-        ends: NDArray[np.int64] = np.asarray(self.ends)
+        ends = self.ends.array
         begin = ends[place - 1] if place else 0
-        return np.asarray(self.data)[begin : ends[place]].tobytes()
+        return self.data.array[begin : ends[place]].tobytes()
 
 
 class GrowingTexts:

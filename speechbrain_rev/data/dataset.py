@@ -197,7 +197,7 @@ class ChunkDataset(Dataset[Chunk]):
         while len(unread) < _TRIES:
             why_not = self._read(epoch, index, out)
             if why_not is None:
-                number = self._numbers[int(self.manifest.speakers[index])]
+                number = self._numbers[self.manifest.speakers[index]]
                 return Chunk(out, int(number), tuple(unread))
             unread.append((self.path_of(index), why_not))
             place_of_draw = "instead", self.seed, epoch, first, len(unread)

@@ -16,16 +16,14 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.audio.texts import GrowingTexts, Rows, Texts
+from speechbrain_rev.audio.texts import Column, GrowingTexts, Rows, Texts
 from speechbrain_rev.files import check_sum, opened_whole
 from speechbrain_rev.lists import read_lines
 
 #: Columns that each manifest has; those behind them are labels.
 RESERVED = "ID", "wav", "samples", "spk_id"
-# What is taken apart at a time.
+# Bytes that are taken apart at a time.
 _BLOCK_BYTES = 2**20
-# Of numbers of 64 bits.
-_MOST_DIGITS = 18
 
 
 # A million of them are in memory while data are prepared: no dictionary each.
@@ -131,7 +129,7 @@ class LeftOut(NamedTuple):
 
 
 class Manifest(Rows[Utterance]):
-    """Utterances in columns of tensors, which processes share: no row is an object.
+    """Utterances in columns that processes share: no row is an object.
 
     Parameters
     ----------
@@ -162,19 +160,19 @@ class Manifest(Rows[Utterance]):
         speaker_names: Texts,
         labels: Mapping[str, Texts],
     ) -> None:
-        # Here, for who lists names of files needs no torch.
-        from torch import from_numpy
+        self.names, self.paths, self.speaker_names = names, paths, speaker_names
+        self._samples, self._speakers = Column(samples), Column(speakers)
+        self.labels = dict(sorted(labels.items()))
 
-        def in_tensors(texts: Texts) -> Texts:
-            return Texts(from_numpy(texts.data), from_numpy(texts.ends))
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """Lengths in samples, [utterances]."""
+        return self._samples.array
 
-        # Forked processes share the pages of tensors, and torch moves those that spawned
-        # ones are sent to memory that is shared.
-        self.names, self.paths, self.speaker_names = map(
-            in_tensors, (names, paths, speaker_names)
-        )
-        self.samples, self.speakers = from_numpy(samples), from_numpy(speakers)
-        self.labels = {name: in_tensors(labels[name]) for name in sorted(labels)}
+    @property
+    def speakers(self) -> NDArray[np.int32]:
+        """Who speaks, [utterances]: places in ``speaker_names``."""
+        return self._speakers.array
 
     @classmethod
     def of(cls, utterances: Iterable[Utterance]) -> Manifest:
@@ -183,7 +181,8 @@ class Manifest(Rows[Utterance]):
             return utterances
         rows = list(utterances)
         labels = [dict(row.labels) for row in rows]
-        numbers = _number(row.spk_id for row in rows)
+        speakers = dict.fromkeys(row.spk_id for row in rows)
+        numbers = {name: number for number, name in enumerate(speakers)}
         return cls(
             Texts.of(row.ID for row in rows),
             Texts.of(row.wav for row in rows),
@@ -345,18 +344,14 @@ class _Rows:
             fields = row.decode().split(self.field.decode())
             where = f"line {line} is {fields}"
             named = dict(zip(self.columns, fields, strict=False))
-            number = re.fullmatch(
-                rf"[0-9]{{1,{_MOST_DIGITS}}}", named.get("samples", "")
-            )
-            is_whole = len(fields) == len(self.columns) and all(
-                map(named.get, RESERVED)
-            )
-            if not number or not is_whole:
+            number = re.fullmatch(r"[0-9]{1,18}", named.get("samples", ""))
+            is_full = len(fields) == len(self.columns) and all(map(named.get, RESERVED))
+            if not number or not is_full:
                 break
         return ValueError(
             f"{self.path}, {where}, and must be {self.columns}: {', '.join(RESERVED)} are "
-            "not empty, and samples is the length of the utterance, of at most "
-            f"{_MOST_DIGITS} digits. Put names with commas in quotes."
+            "not empty, and samples is the length of the utterance, of at most 18 digits. "
+            "Put names with commas in quotes."
         )
 
 
@@ -395,17 +390,12 @@ def _separated(
 def _numbers(
     data: NDArray[np.uint8], ends: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
-    """Read numbers that end at some places; None if one is none, or longer than int64."""
+    """Read numbers of at most 18 digits, which int64 holds; None if one is none."""
     numbers = np.zeros(len(ends), np.int64)
     for place in range(lengths.max(initial=0), 0, -1):
         is_in = place <= lengths
         digits = data[(ends - place)[is_in]] - ord("0")
-        if (digits > 9).any() or place > _MOST_DIGITS:
+        if (digits > 9).any() or place > 18:
             return None
         numbers[is_in] = 10 * numbers[is_in] + digits
     return numbers
-
-
-def _number(names: Iterable[str]) -> dict[str, int]:
-    """Give names numbers, in the order in which they occur."""
-    return {name: number for number, name in enumerate(dict.fromkeys(names))}

@@ -55,7 +55,7 @@ BAD_FILES = "bad_files.txt"
 # Whole files that wait decoded; some of noise have hours.
 _AHEAD = 32
 _ADVICE = "Mend them and pack on, or pack without them: --bad_files=drop."
-# What an interruption loses at most.
+# Bytes that an interruption loses at most.
 _KEPT_EVERY_BYTES = 2**26
 # The end of a tar is two blocks of zeros.
 _END_BYTES = 2 * tarfile.BLOCKSIZE
@@ -116,7 +116,7 @@ class Packing:
         self._about: dict[str, object] = {"source": source, "sample_rate": sample_rate}
         if channel is not None:
             self._about["channel"] = channel
-        #: Of each file where its samples begin in the tar, how many, and whether of floats.
+        #: Where a file's samples begin in the tar, how many, and whether of floats.
         self._rows: dict[str, tuple[int, int, bool]] = {}
         self._waiting: list[str] = []
         self._kept_bytes = 0
@@ -199,8 +199,8 @@ class Packing:
                 np.savez(
                     file,
                     about=np.array([self._sample_rate, self._tar.tell()]),
-                    names=texts.data,
-                    ends=texts.ends,
+                    names=texts.data.array,
+                    ends=texts.ends.array,
                     begins=np.array(begins),
                     samples=np.array(samples),
                     floats=np.array(floats),
@@ -246,7 +246,7 @@ class Packing:
                 self._rows[name] = begin, samples, is_float
                 size = samples * (FLOATS if is_float else INTEGERS).itemsize
                 end = begin + size + -(begin + size) % tarfile.BLOCKSIZE
-            # What was begun without a channel took files of one.
+            # A packing that was begun without a channel took files of one.
             same = {**self._about, **about} == {**about, **self._about}
         if not text:
             self._waiting = [json.dumps(self._about) + "\n"]

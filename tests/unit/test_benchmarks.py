@@ -179,7 +179,7 @@ def wrong_chunks_of_another_reader(patch, folder):
 
 
 def wrong_manifest_rows(patch, folder):
-    few = [{"rows": [3]}] * 3
+    few = [{"rows": [3]}] * 5
     answers = iter([*few, {"rows": [4]}, {"list": 1, "rows": 20}, {"rows": 20}])
     patch.setattr(manifests, "in_a_process", lambda *_: next(answers))
     manifests.run(CPU, manifests.Setting(rows=20, few=10))
@@ -187,7 +187,7 @@ def wrong_manifest_rows(patch, folder):
 
 def wrong_listed_rows(patch, folder):
     one = {"rows": 20, "digest": "a"}
-    answers = iter([*[{"rows": [3]}] * 4, one, one | {"digest": "b"}])
+    answers = iter([*[{"rows": [3]}] * 6, one, one | {"digest": "b"}])
     patch.setattr(manifests, "in_a_process", lambda *_: next(answers))
     manifests.run(CPU, manifests.Setting(rows=20, few=10))
 
