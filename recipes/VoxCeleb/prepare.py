@@ -15,14 +15,12 @@ into the run's save folder, never into the data folder:
 
 - train.csv: the training manifest (ID, wav, samples, spk_id)
 - valid_trials.txt: trials between held-out speakers, if any are held out
+- valid.csv: the files of these trials
 - label_encoder.txt: the number of each speaker, as SpeechBrain writes it
-- bad_files.txt: files that cannot be used, and why
-- accounting.csv: how many files were seen, used, and left out for which reason
-- left_out.csv: each file that is left out, and why
-- single_speakers.txt: speakers with one utterance to train on
-- lost_speakers.txt: speakers of whom no utterance can be used
-- prepared.json: the settings; with the same settings again, nothing is done, and
-  with others, once there are checkpoints, it is refused: speakers keep their numbers
+- left_out.csv: each file that is not used, and why
+- prepared.json: the settings, and a digest of settings and data; while both are equal,
+  nothing is done, and with others, once there are checkpoints, it is refused: speakers
+  keep their numbers
 - SHA256SUMS: checksums of the lists and the settings, which are compared when one is read
 """
 

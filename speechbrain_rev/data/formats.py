@@ -1,8 +1,7 @@
-"""Formats in which a corpus is given: one function each reads its rows, and one table.
+"""Lists of utterances: one function a format reads its rows.
 
-A format that lists its utterances is a function `read_x(path)` that yields rows, one that
-recognises it, and a row of `FORMATS`. Rows that have no speaker are refused by `corpora`,
-which takes them for noise. Folders of audio are `VoxCelebFolder`'s.
+A format is a function `read_x(path)` that yields rows, one that recognises it, and a row of
+`FORMATS`. Rows of noise need no speaker.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 from speechbrain_rev.audio.reading import AudioInfo, audio_info
-from speechbrain_rev.audio.segments import Segment
 from speechbrain_rev.audio.shards import SUFFIX, Member, indexed
 from speechbrain_rev.files import parse_json, refusing
 from speechbrain_rev.lists import each_line, read_lines
 
-from .corpus import AUDIO_SUFFIXES, OTHER_SUFFIXES
 from .manifest import RESERVED
+from .rows import ALL_SUFFIXES, Row
 
 Item = TypeVar("Item")
 
@@ -44,48 +42,20 @@ _MOST_OF_NAME = 4096
 _TARS = (b".tar", b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".tar.zst")
 
 
-class Row(NamedTuple):
-    """An utterance of a list.
-
-    Attributes
-    ----------
-    ID : str
-        Its unique name.
-    file : Path
-        The audio file, or member of a tar.
-    speaker : str or None
-        Who speaks; None where the list does not say, as of noise.
-    start : int
-        First sample of the utterance in the file.
-    samples : int or None
-        Its length; None for all that follow.
-    session : str or None
-        What it was recorded in; None for the file.
-    channel : int or None
-        Of the file, from 0 on; None where the list does not say.
-    labels : tuple of pairs of str
-        What else the list says of it, by name: columns of the manifest.
-    """
-
-    ID: str
-    file: Path
-    speaker: str | None
-    start: int = 0
-    samples: int | None = None
-    session: str | None = None
-    channel: int | None = None
-    labels: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def audio(self) -> tuple[Path, int, int | None, int | None]:
-        """Return what is heard: file, start, length and channel."""
-        return self.file, self.start, self.samples, self.channel
-
-    def path(self) -> Path:
-        """Give the path of the file, or of the segment of it."""
-        if not self.start and self.samples is None and self.channel is None:
-            return self.file
-        return Segment(self.file, self.start, self.samples, self.channel).path()
+def _listed_row(
+    name: str,
+    path: Path,
+    speaker: str | None,
+    start: int = 0,
+    samples: int | None = None,
+    *,
+    session: str | None = None,
+    channel: int | None = None,
+    labels: tuple[tuple[str, str], ...] = (),
+) -> Row:
+    """Make the row of an utterance; its file is its session where the list has none."""
+    file = str(path)
+    return Row(name, file, speaker, start, samples, channel, session or file, labels)
 
 
 def _made(
@@ -144,15 +114,15 @@ def _speechbrain_row(folder: Path, given: Mapping[str, object]) -> Row:
                 "correct them."
             )
         _refuse_seconds(given.get("duration"), samples)
-    return Row(
+    return _listed_row(
         _text(given, "ID"),
         folder / wav,
         _who(given.get("spk_id")),
         start,
         samples,
-        _who(given.get("session")),
-        _whole_number(given, "channel"),
-        _labels(given, _SPEECHBRAINS),
+        session=_who(given.get("session")),
+        channel=_whole_number(given, "channel"),
+        labels=_labels(given, _SPEECHBRAINS),
     )
 
 
@@ -242,7 +212,7 @@ def read_kaldi(path: Path) -> Iterator[Row]:
     >>> folder = getfixture("tmp_path")
     >>> _ = (folder / "wav.scp").write_text("u1 /data/a.wav\n")
     >>> _ = (folder / "utt2spk").write_text("u1 ann\n")
-    >>> [(row.ID, row.speaker) for row in read_kaldi(folder)]
+    >>> [(row.id, row.speaker) for row in read_kaldi(folder)]
     [('u1', 'ann')]
     """
     table = _kaldi_table(path / "wav.scp", "'recording file'", _no_command)
@@ -284,11 +254,11 @@ def read_kaldi(path: Path) -> Iterator[Row]:
             # The file was made of that channel.
             channel = None
         if start is None:
-            return Row(name, file, speaker, channel=channel)
+            return _listed_row(name, file, speaker, channel=channel)
         rate = header.sample_rate if (header := _header(file)) else _ANY_RATE
         first = round(start * rate)
         samples = None if end is None else round(end * rate) - first
-        return Row(name, file, speaker, first, samples, channel=channel)
+        return _listed_row(name, file, speaker, first, samples, channel=channel)
 
     yield from _made(((place, (name, x)) for name, (x, place) in parts.items()), row)
 
@@ -412,7 +382,7 @@ def read_wespeaker(path: Path) -> Iterator[Row]:
     -------
     >>> path = getfixture("tmp_path") / "raw.list"
     >>> _ = path.write_text('{"key": "u1", "wav": "/data/a.wav", "spk": "ann"}\n')
-    >>> [(row.ID, row.speaker) for row in read_wespeaker(path)]
+    >>> [(row.id, row.speaker) for row in read_wespeaker(path)]
     [('u1', 'ann')]
     """
     form = '{"key": ..., "wav": ..., "spk": ...}'
@@ -422,7 +392,7 @@ def read_wespeaker(path: Path) -> Iterator[Row]:
 
 
 def _wespeaker_row(folder: Path, given: Mapping[str, object]) -> Row:
-    return Row(
+    return _listed_row(
         _text(given, "key"),
         folder / _text(given, "wav"),
         _who(given.get("spk")),
@@ -459,7 +429,7 @@ def read_shards(path: Path) -> Iterator[Row]:
     ...         info.size = len(content)
     ...         tar.addfile(info, io.BytesIO(content))
     >>> _ = path.write_text("a.tar\n")
-    >>> [(row.ID, row.speaker, row.file.name) for row in read_shards(path)]
+    >>> [(row.id, row.speaker, row.path[-6:]) for row in read_shards(path)]
     [('u1', 'ann', 'u1.wav')]
     """
     for number, line in enumerate(read_lines(path, "'shard.tar'"), start=1):
@@ -488,7 +458,7 @@ def _in_shard(tar: Path, place: str) -> Iterator[Row]:
                 key, dot, ending = member.name.rpartition(".")
                 kind = f".{ending.lower()}" if dot else ""
                 of = speakers if kind == ".spk" else audio
-                if of is audio and kind not in AUDIO_SUFFIXES + OTHER_SUFFIXES:
+                if of is audio and kind not in ALL_SUFFIXES:
                     continue
                 if key in of:
                     raise ValueError(
@@ -506,7 +476,7 @@ def _in_shard(tar: Path, place: str) -> Iterator[Row]:
             "Pack it again with both, or take the utterance out."
         )
     for key, name in audio.items():
-        yield Row(key, tar / name, speakers[key])
+        yield _listed_row(key, tar / name, speakers[key])
 
 
 def _spk(file: BinaryIO, member: Member, tar: Path) -> str:
@@ -548,7 +518,7 @@ def read_lhotse(path: Path) -> Iterator[Row]:
     >>> cut["recording"] = {**recording, "sampling_rate": 16000}
     >>> cut["supervisions"] = [{"speaker": "ann"}]
     >>> _ = path.write_text(json.dumps(cut))
-    >>> [(row.ID, row.speaker, row.start, row.samples) for row in read_lhotse(path)]
+    >>> [(row.id, row.speaker, row.start, row.samples) for row in read_lhotse(path)]
     [('c1', 'ann', 8000, 16000)]
     """
     form = '{"id": ..., "type": "MonoCut", ...}'
@@ -594,7 +564,9 @@ def _lhotse_row(folder: Path, cut: Mapping[str, object]) -> Row:
     if not samples:
         raise ValueError(f"{name!r} has no samples. Leave it out.")
     speaker, labels = _supervised(cut, channel)
-    return Row(name, file, speaker, start, samples, channel=within, labels=labels)
+    return _listed_row(
+        name, file, speaker, start, samples, channel=within, labels=labels
+    )
 
 
 # Fields that lines of other manifests of lhotse have, and cuts have not.
@@ -771,17 +743,18 @@ class Format(NamedTuple):
 
     Attributes
     ----------
-    recognises : callable
+    recognise : callable
         Returns whether a path is of the format.
     read : callable
         Gives the rows of a path.
     """
 
-    recognises: Callable[[Path], bool]
-    read: Callable[[Path], Iterable[Row]]
+    recognise: Callable[[Path], bool]
+    read: Callable[[Path], Iterator[Row]]
 
 
-#: Formats by name. A path is of the first that recognises it.
+#: Formats by name. A path is of the first that recognises it; a folder that none recognises
+#: is read by `read_folder`.
 FORMATS: dict[str, Format] = {
     "SpeechBrain's manifest": Format(_is_speechbrain, read_speechbrain),
     "Kaldi directory": Format(_is_kaldi, read_kaldi),

@@ -60,10 +60,10 @@ PUBLIC = {
         "subtract_mean", "write_scores",
     },
     "data": {
-        "CORPORA", "AudioInfo", "ChunkBatch", "ChunkDataset", "Corpus", "EpochBatchSampler",
-        "FORMATS", "GlobalRandomState", "Manifest", "Row", "SpeakerAugment", "Utterance", "VoxCelebFolder", "WholeUtterances",
+        "LAYOUTS", "AudioInfo", "ChunkBatch", "ChunkDataset", "EpochBatchSampler", "Format",
+        "FORMATS", "GlobalRandomState", "Layout", "Manifest", "Row", "Source", "SpeakerAugment", "Utterance", "WholeUtterances",
         "add_noise", "audio_exists", "audio_files", "audio_info", "collate_chunks", "collate_whole",
-        "generator", "open_corpus", "read_audio", "read_blocks", "read_first_channel", "read_manifest",
+        "generator", "open_sources", "read_audio", "read_blocks", "read_first_channel", "read_manifest",
         "repeat_to", "reverberate", "write_manifest",
     },
     "training": {
