@@ -20,7 +20,6 @@ from .folders import (
     read_folder,
 )
 from .formats import FORMATS, Format
-from .manifest import LeftOut
 from .rows import Row, Source
 
 #: A folder or list, or several.
@@ -70,7 +69,7 @@ def open_sources(
     >>> path = getfixture("tmp_path") / "wav" / "id1" / "video" / "a.wav"
     >>> path.parent.mkdir(parents=True); path.touch()
     >>> (source,) = open_sources(getfixture("tmp_path"))
-    >>> [(row.name, row.speaker) for row in source.rows([])]
+    >>> [(row.name, row.speaker) for row in source.rows()]
     [('id1/video/a.wav', 'id1')]
     """
     given = [folders] if isinstance(folders, str | Path) else [*folders]
@@ -115,7 +114,7 @@ def _open(
                 f"speaker_from is {speaker_from!r}, and {given} lists its speakers "
                 f"({name}). Leave speaker_from out."
             )
-        return Source(path, name, partial(_read_list, path, known), given=given)
+        return Source(path, name, partial(_read_list, path, known))
     if path.is_file():
         raise ValueError(f"{given} is no list that is known. {_ACCEPTED}")
     layout = find_layout(path)
@@ -134,12 +133,11 @@ def _open(
         layout.name,
         read,
         layout.whose(speaker_from),
-        outside_files,
-        given=given,
+        None if outside_files else path,
     )
 
 
-def _read_list(path: Path, known: Format, _: list[LeftOut]) -> Iterator[Row]:
+def _read_list(path: Path, known: Format, _: object) -> Iterator[Row]:
     """Give the rows of a list of speech; one that no list of ours can hold is refused."""
     names, speakers = set[str](), set[str | None]()
     for number, row in enumerate(known.read(path), start=1):

@@ -18,7 +18,15 @@ from speechbrain_rev.audio.packed import find_packed
 from speechbrain_rev.lists import read_lines
 
 from .manifest import Cause, LeftOut
-from .rows import ALL_SUFFIXES, AUDIO_SUFFIXES, LOSSLESS, OTHER_SUFFIXES, Row, Whose
+from .rows import (
+    ALL_SUFFIXES,
+    AUDIO_SUFFIXES,
+    LOSSLESS,
+    OTHER_SUFFIXES,
+    Row,
+    Whose,
+    is_below,
+)
 
 #: Files by which a folder is recognised, and which are packed with it.
 LAYOUT_FILES = ("SPEAKERS.TXT", "dev/dev.lst")
@@ -163,7 +171,8 @@ def read_folder(
         At any depth, links followed; or a packed folder.
     left_out : list of LeftOut, optional
         Takes the files that are no rows: hidden ones, originals beside what was made of
-        them, those outside the folder, and those beside the speakers' folders.
+        them, those outside the folder, and those beside the speakers' folders. Without it
+        audio outside is rows, too, and that of speakers who are not listed.
     layout : Layout
         As ``find_layout`` gives it.
     speaker_from : int, str or None
@@ -184,19 +193,18 @@ def read_folder(
     >>> [row.name for row in read_folder(folder, layout=find_layout(folder))]
     ['id1/video/a.wav']
     """
-    left_out = [] if left_out is None else left_out
     root, whose = folder / layout.place, layout.whose(speaker_from)
     members = None
-    if layout.speakers:
+    if layout.speakers and left_out is not None:
         lines = read_lines(folder / layout.speakers, "'speaker'")
         members = {line.strip() for line in lines}
-    within = None if outside_files else folder
+    within = None if outside_files or left_out is None else folder
     followed: list[str] = []
     for name in audio_names(root, left_out=left_out, within=within, followed=followed):
         speaker, session = whose(name)
         stem, ending = os.path.splitext(name)
         path = f"{root}/{name}"
-        if members is not None and speaker not in members:
+        if left_out is not None and members is not None and speaker not in members:
             why = f"{path} is of a speaker who is not in {layout.speakers}"
             left_out.append(LeftOut(path, Cause.BESIDE, why))
             continue
@@ -208,19 +216,18 @@ def read_folder(
             session=session and intern(session),
             ending=ending,
         )
-    if layout.place != ".":
+    if layout.place != "." and left_out is not None:
         left_out += _beside(folder, root, followed)
 
 
 def _beside(folder: Path, root: Path, followed: Iterable[str]) -> Iterator[LeftOut]:
     """Find audio of the folder that is neither below the root nor linked there."""
     inside = f"{root.relative_to(folder).as_posix()}/"
-    targets = {*followed, os.path.realpath(root)}
     for name in audio_names(folder):
+        if name.startswith(inside):
+            continue
         parent = os.path.realpath((folder / name).parent)
-        if not name.startswith(inside) and not any(
-            _is_below(parent, target) for target in targets
-        ):
+        if not any(is_below(parent, target) for target in (str(root), *followed)):
             yield LeftOut(f"{folder}/{name}", Cause.BESIDE, Cause.BESIDE.detail)
 
 
@@ -253,8 +260,7 @@ def audio_names(
         Relative, with ``/`` between folders; files of one folder together.
     """
     left_out = [] if left_out is None else left_out
-    allowed = None if within is None else os.path.realpath(within)
-    linked = allowed is not None and not _is_below(os.path.realpath(folder), allowed)
+    linked = within is not None and not is_below(os.path.realpath(folder), within)
     for before, files in _folders_below(folder, followed):
         audio = [(name, *os.path.splitext(name), link) for name, link in files]
         audio = [one for one in audio if one[2].lower() in suffixes]
@@ -265,9 +271,9 @@ def audio_names(
                 cause = Cause.HIDDEN
             elif stem in converted and ending.lower() not in LOSSLESS:
                 cause = Cause.ORIGINAL
-            elif allowed is not None and (link or linked):
+            elif within is not None and (link or linked):
                 real = os.path.realpath(path)
-                if not _is_below(real, allowed):
+                if not is_below(real, within):
                     why = f"{path} leads through a link to {real}"
                     left_out.append(LeftOut(path, Cause.OUTSIDE, why))
                     continue
@@ -275,10 +281,6 @@ def audio_names(
                 yield before + name
             else:
                 left_out.append(LeftOut(path, cause, cause.detail))
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _folders_below(
@@ -323,7 +325,7 @@ def _walk(
         if link:
             target = os.path.realpath(entry.path)
             inner = (*way, os.path.realpath(folder))
-            if any(_is_below(one, target) for one in inner):
+            if any(is_below(one, target) for one in inner):
                 continue
             followed.append(target)
         name = f"{before}{entry.name}/"

@@ -352,14 +352,11 @@ def _check_folder(
         if not rows:
             _refuse_flat(source, left_out)
         _refuse_splits(source, rows, option)
-        if source.format in ("VoxCeleb", "folders of speakers"):
-            _warn_of_depths(source, rows)
     beside = [one.path for one in left_out if one.cause is Cause.BESIDE]
     if beside:
         logger.warning(
-            f"{counted(len(beside), 'file')} of audio in {source.given} {are(len(beside))} "
-            f"passed over: the speakers' folders are in {source.path}, and they are not, "
-            "or their speakers are not listed, such as "
+            f"{counted(len(beside), 'file')} of audio {are(len(beside))} passed over, for "
+            f"they are not among the speakers' folders in {source.path}, such as "
             f"{', '.join(sorted(beside)[:_EXAMPLES])}."
         )
 
@@ -378,7 +375,7 @@ def _refuse_flat(source: Source, left_out: Sequence[LeftOut]) -> None:
     if speakers:
         pattern = max(speakers, key=lambda pattern: len(speakers[pattern]))
         raise ValueError(
-            f"{counted(len(names), 'file')} in {source.given} {are(len(names))} in no folder "
+            f"{counted(len(names), 'file')} in {source.path} {are(len(names))} in no folder "
             f"of a speaker. Names such as {min(names)} begin with one: "
             f"--speaker_from='{pattern}' reads "
             f"{counted(len(speakers[pattern]), 'speaker')}, such as {min(speakers[pattern])}."
@@ -391,7 +388,7 @@ def _refuse_splits(source: Source, rows: Sequence[Row], option: str) -> None:
     corpora = sorted({f"{row.speaker}/{found[1]}" for row, found in matches if found})
     if corpora and source.format == LAYOUTS[-1].name:
         raise ValueError(
-            f"{source.given} holds folders of speakers' folders, such as "
+            f"{source.path} holds folders of speakers' folders, such as "
             f"{', '.join(corpora[:_EXAMPLES])}: each would be taken for one speaker. Give "
             f"one of them. {ACCEPTED}"
         )
@@ -414,24 +411,6 @@ def _refuse_splits(source: Source, rows: Sequence[Row], option: str) -> None:
             f"Folders called {words} are taken for speakers, as are the others beside "
             "them. If they hold several speakers, move them away or set speaker_from."
         )
-
-
-def _warn_of_depths(source: Source, rows: Sequence[Row]) -> None:
-    """Name the depths at which speech lies, if that is not VoxCeleb's everywhere."""
-    usual = 2 + source.prefix.count("/")
-    by_depth: dict[int, list[str]] = defaultdict(list)
-    for row in rows:
-        by_depth[row.id.count("/")].append(row.name)
-    if set(by_depth) <= {usual}:
-        return
-    depths = "; ".join(
-        f"{counted(len(names), 'file')} at depth {depth + 3 - usual}, such as {min(names)}"
-        for depth, names in sorted(by_depth.items())
-    )
-    logger.warning(
-        f"Speech below {source.path} does not lie in <speaker>/<session>/ alone. The "
-        f"first folder is taken for the speaker: {depths}."
-    )
 
 
 def _refuse_equal_parts(rows: Iterable[Row]) -> None:
@@ -480,7 +459,7 @@ def _listed(sources: Sequence[Source], settings: DataSettings) -> ListedSpeech:
     aliases: dict[str, set[str]] = defaultdict(set)
     for speaker, name in pairs:
         if name in found.outside:
-            words = f"{name!r} {found.outside[name]}, out of {found.folder}"
+            words = f"{name!r} {found.outside[name]}"
             left_out.append(LeftOut(name, Cause.OUTSIDE, words))
             continue
         row = found.rows.get(name)
@@ -527,7 +506,7 @@ def tested_speakers(listing: ListedSpeech, settings: DataSettings) -> set[str]:
         except ValueError as error:
             # Names have the speakers all the same.
             lacking = str(error)
-    found = _find_trials(listing, sources, names, settings)
+    found = find_rows(sources, names)
     tested: set[str] = set()
     for path, trials in lists.items():
         speakers = _speakers_of(path, trials, found, sources)
@@ -549,18 +528,6 @@ def tested_speakers(listing: ListedSpeech, settings: DataSettings) -> set[str]:
             # Of other corpora, whose names mean nothing in these.
             tested.update(filter(None, (s.partition("/")[2] for s in speakers)))
     return tested
-
-
-def _find_trials(
-    listing: ListedSpeech,
-    sources: Sequence[Source],
-    names: Iterable[str],
-    settings: DataSettings,
-) -> Found:
-    """Look up names of trials, among the rows of the training speech if they are there."""
-    if sources is listing.sources and settings.train_list is None:
-        return find_rows(sources, names, listing.rows, listing.left_out)
-    return find_rows(sources, names)
 
 
 def _speakers_of(
@@ -803,7 +770,7 @@ def _own_trials(
     sources = listing.sources
     if settings.trials_are_elsewhere():
         sources = settings.sources("trials_folder")
-    rows = _find_trials(listing, sources, trials.utterances, settings).rows
+    rows = find_rows(sources, trials.utterances).rows
     lines = [
         joined_line(str(label), rows[a].name, rows[b].name)
         for label, a, b in zip(

@@ -16,14 +16,14 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple, TypeVar
 
 from speechbrain_rev.audio.segments import Segment, audio_exists
 
-from .manifest import Cause, LeftOut
+from .manifest import LeftOut
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -117,42 +117,44 @@ class Source(NamedTuple):
     format : str
         What it was recognised as.
     read : callable
-        Gives the rows, lazily; puts what is left out into the list that it takes.
+        Gives the rows, lazily. It takes a list for what is left out; without one, audio
+        outside the folder or beside the speakers is rows, too.
     whose : callable or None
         Gives speaker and session of a file's name; None where a list says it.
-    outside_files : bool
-        Whether names may lead out of the folder.
+    within : Path or None
+        Out of which no name may lead; None for anywhere.
     key : str
         What stands before names and speakers of one of several; "" of one alone.
-    given : str
-        The path as the user gave it.
     """
 
     path: Path
     format: str
-    read: Callable[[list[LeftOut]], Iterator[Row]]
+    read: Callable[[list[LeftOut] | None], Iterator[Row]]
     whose: Callable[[str], Whose] | None = None
-    outside_files: bool = False
+    within: Path | None = None
     key: str = ""
-    given: str = ""
 
     @property
     def prefix(self) -> str:
         """What stands before names and speakers."""
         return f"{self.key}/" if self.key else ""
 
-    def rows(self, left_out: list[LeftOut]) -> Iterator[Row]:
+    def rows(self, left_out: list[LeftOut] | None = None) -> Iterator[Row]:
         """Give the rows, with the key before names and speakers."""
-        prefix = self.prefix
-        if not prefix:
-            return self.read(left_out)
-        return (
-            row._replace(
-                id=prefix + row.id,
-                speaker=None if row.speaker is None else prefix + row.speaker,
-            )
-            for row in self.read(left_out)
-        )
+        rows = self.read(left_out)
+        return map(self._keyed, rows) if self.key else rows
+
+    def _keyed(self, row: Row) -> Row:
+        speaker = None if row.speaker is None else self.prefix + row.speaker
+        return row._replace(id=self.prefix + row.id, speaker=speaker)
+
+    def row_of(self, name: str) -> Row:
+        """Make the row of a file's name."""
+        assert self.whose is not None
+        stem, ending = posixpath.splitext(name)
+        speaker, session = self.whose(posixpath.normpath(name))
+        row = Row(stem, str(self.path / name), speaker, session=session, ending=ending)
+        return self._keyed(row) if self.key else row
 
 
 def plain_name(name: str) -> str:
@@ -194,14 +196,11 @@ class Found(NamedTuple):
         Which file or utterance is not there, by the names of the list.
     outside : dict of str to str
         How a name leads out of its folder, by the names of the list.
-    folder : str
-        Out of which names lead.
     """
 
     rows: dict[str, Row]
     missing: dict[str, str]
     outside: dict[str, str]
-    folder: str
 
     def lacking(self, names: Collection[str]) -> str:
         """Say how many of some names are missing, and the first."""
@@ -217,20 +216,14 @@ class Found(NamedTuple):
         """Refuse a list whose names lead out of the folder; the first is named."""
         out = [name for name in names if name in self.outside]
         if out:
-            leads = "name leads" if len(out) == 1 else "names lead"
             raise ValueError(
-                f"{path}: {len(out)} {leads} out of {self.folder}, such as "
+                f"{path}: {counted(len(out), 'name')} outside the folder, such as "
                 f"{out[0]!r}, which {self.outside[out[0]]}. Correct the list; "
                 "--outside_files reads them all the same (--outside_files=true of train.py)."
             )
 
 
-def find_rows(
-    sources: Sequence[Source],
-    names: Iterable[str],
-    rows: Iterable[Row] | None = None,
-    left_out: Iterable[LeftOut] = (),
-) -> Found:
+def find_rows(sources: Sequence[Source], names: Iterable[str]) -> Found:
     """Look up the names of a list, of which the ending and the Unicode form may differ.
 
     Parameters
@@ -239,8 +232,6 @@ def find_rows(
         Where the names are. Of several, a name may lack the key where one alone has it.
     names : iterable of str
         In the list.
-    rows, left_out : iterable of Row and of LeftOut, optional
-        All of the sources, where they have been read.
 
     Returns
     -------
@@ -253,142 +244,84 @@ def find_rows(
     """
     wanted: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
-        wanted.setdefault(_relative(sources, name), []).append(name)
-    exact: dict[str, Row] = {}
-    # By name and key, of names without a key.
-    short: dict[str, dict[str, Row]] = {}
-    if rows is None:
-        read: list[LeftOut] = []
-        rows, left_out = chain.from_iterable(s.rows(read) for s in sources), read
-    several = len(sources) > 1
-    for row in rows:
-        plain = plain_name(row.name)
-        for name in wanted.get(plain, ()):
-            _keep(exact, name, row)
-        if several:
-            key, _, plain = plain.partition("/")
-            for name in wanted.get(plain, ()):
-                _keep(short.setdefault(name, {}), name, row, key)
-    found = Found({}, {}, {}, ", ".join(source.given for source in sources))
-    aside = _left_out(sources, left_out, wanted)
-    for name in (name for same in wanted.values() for name in same):
-        by_key = short.get(name, {})
-        if name not in exact and len(by_key) > 1:
-            keys = sorted(by_key)
+        wanted.setdefault(plain_name(name), []).append(name)
+    hits: dict[str, dict[str, Row]] = {name: {} for n in wanted.values() for name in n}
+    for source in sources:
+        key, start = source.key, len(source.prefix)
+        for row in source.rows():
+            plain = plain_name(row.name)
+            same = wanted.get(plain, ())
+            if key:
+                same = (*same, *wanted.get(plain[start:], ()))
+            for name in same:
+                # A file of the very name comes before those of other endings.
+                if key not in hits[name] or row.name.endswith(name):
+                    hits[name][key] = row
+    found = Found({}, {}, {})
+    by_key = {source.key: source for source in sources}
+
+    def check(name: str) -> tuple[Row | None, str, str]:
+        """Give the row, which file is missing, and how it leads out."""
+        if not hits[name]:
+            return _take_other(by_key, name)
+        ((key, row),) = hits[name].items()
+        source = by_key[key]
+        if source.whose is None:
+            return row, "" if audio_exists(row.path) else row.wav, ""
+        return row, "", _link_out(source, row)
+
+    for name, rows in hits.items():
+        if len(rows) > 1:
             raise ValueError(
-                f"{name!r} is in the corpora {', '.join(keys)}. Write {keys[0]}/{name} for "
+                f"{name!r} is in the corpora {', '.join(rows)}. Write {min(rows)}/{name} for "
                 "one of them."
             )
-        hit = exact.get(name) or next(iter(by_key.values()), None) or aside.get(name)
-        if isinstance(hit, str):
-            found.outside[name] = hit
+    for name, (hit, missing, outside) in zip(
+        hits, read_ahead(check, hits), strict=True
+    ):
+        if missing:
+            found.missing[name] = missing
+        if outside:
+            found.outside[name] = outside
         elif hit is not None:
             found.rows[name] = hit
-        else:
-            _take_other(sources, name, found)
-    _check_listed(sources, found)
     return found
 
 
-def _keep(rows: dict[str, Row], name: str, row: Row, key: str | None = None) -> None:
-    """Keep the row of a name: the one of this very name, or the first."""
-    key = name if key is None else key
-    if key not in rows or row.name.endswith(name):
-        rows[key] = row
-
-
-def _relative(sources: Sequence[Source], name: str) -> str:
-    """Give a name as it is looked up, also where it leads into the folder from outside."""
-    plain = plain_name(name)
-    if len(sources) == 1 and plain.startswith(("/", "../")):
-        below = os.path.relpath(sources[0].path / plain, sources[0].path)
-        return plain if below.startswith("../") else below
-    return plain
-
-
-def _left_out(
-    sources: Sequence[Source],
-    left_out: Iterable[LeftOut],
-    wanted: Mapping[str, list[str]],
-) -> dict[str, Row | str]:
-    """Find names of what is no row: beside the speakers, or outside by a link."""
-    found: dict[str, Row | str] = {}
-    for one in left_out:
-        if one.cause not in (Cause.OUTSIDE, Cause.BESIDE):
-            continue
-        for source in sources:
-            if source.whose and Path(one.path).is_relative_to(source.path):
-                inside = Path(one.path).relative_to(source.path).as_posix()
-                for name in wanted.get(plain_name(source.prefix + inside), ()):
-                    beside = one.cause is Cause.BESIDE
-                    how = one.detail.removeprefix(f"{one.path} ")
-                    found[name] = _row_of(source, inside) if beside else how
-    return found
-
-
-def _take_other(sources: Sequence[Source], name: str, found: Found) -> None:
-    """Take a name that is no row: a file outside the folder, or one that is missing."""
-    source, rest = _source_of(sources, name)
-    if source is None:
-        keys = ", ".join(one.key for one in sources)
-        found.missing[name] = f"{name!r}, which none of {keys} has"
-    elif source.whose is None:
-        found.missing[name] = f"{rest!r}, which {source.path} does not list"
-    elif (why := _leads_out(source, rest)) and not source.outside_files:
-        found.outside[name] = why
-    elif why and audio_exists(source.path / rest):
-        found.rows[name] = _row_of(source, rest)
-    else:
-        found.missing[name] = str(source.path / rest)
-
-
-def _source_of(sources: Sequence[Source], name: str) -> tuple[Source | None, str]:
-    """Give the source that a name begins with, and the name in it."""
-    if len(sources) == 1:
-        return sources[0], name
-    for source in sources:
-        if name.startswith(source.prefix):
-            return source, name.removeprefix(source.prefix)
-    return None, name
-
-
-def _leads_out(source: Source, name: str) -> str:
-    """Say how a name leads out of its folder; nothing where it stays in."""
-    if name.startswith("/"):
-        return "is absolute"
-    if posixpath.normpath(name).startswith("../"):
-        return "has .."
-    return ""
-
-
-def _row_of(source: Source, name: str) -> Row:
-    """Make the row of a file's name."""
-    assert source.whose is not None
-    stem, ending = posixpath.splitext(posixpath.normpath(name))
-    speaker, session = source.whose(stem + ending)
-    return Row(
-        source.prefix + stem,
-        str(source.path / name),
-        None if speaker is None else source.prefix + speaker,
-        session=session,
-        ending=ending,
+def _take_other(
+    sources: Mapping[str, Source], name: str
+) -> tuple[Row | None, str, str]:
+    """Take a name that no row has: of a file outside the folder, or one that is missing."""
+    key = "" if "" in sources else name.partition("/")[0]
+    if key not in sources:
+        return None, f"{name!r}, which none of {', '.join(sources)} has", ""
+    source = sources[key]
+    rest = name.removeprefix(source.prefix)
+    if source.whose is None:
+        return None, f"{rest!r}, which {source.path} does not list", ""
+    file = source.path / rest
+    if not rest.startswith("/") and not posixpath.normpath(rest).startswith("../"):
+        return None, str(file), ""
+    if source.within is not None:
+        return None, "", "is absolute" if rest.startswith("/") else "has .."
+    return (
+        (source.row_of(rest), "", "") if audio_exists(file) else (None, str(file), "")
     )
 
 
-def _check_listed(sources: Sequence[Source], found: Found) -> None:
-    """Note which rows of lists have no file."""
-    keys = {source.key for source in sources if source.whose is None}
-    if not keys:
-        return
-    names = [n for n, r in found.rows.items() if _key_of(sources, r) in keys]
-    there = read_ahead(lambda name: audio_exists(found.rows[name].path), names)
-    for name, exists in zip(names, there, strict=True):
-        if not exists:
-            found.missing[name] = found.rows[name].wav
+def _link_out(source: Source, row: Row) -> str:
+    """Say how a link leads out of the folder of a row."""
+    if source.within is None or is_below(
+        real := os.path.realpath(row.path), source.within
+    ):
+        return ""
+    return f"leads through a link to {real}"
 
 
-def _key_of(sources: Sequence[Source], row: Row) -> str:
-    return "" if len(sources) == 1 else row.id.partition("/")[0]
+def is_below(path: str, folder: str | Path) -> bool:
+    """Whether a real path is in a folder, behind its links."""
+    real = os.path.realpath(folder)
+    return path == real or path.startswith(real.rstrip("/") + "/")
 
 
 def speaker_by_name(sources: Sequence[Source], name: str) -> str | None:
@@ -406,12 +339,13 @@ def speaker_by_name(sources: Sequence[Source], name: str) -> str | None:
     str or None
         Without a key where the name has none.
     """
-    plain = _relative(sources, name) + posixpath.splitext(name)[1]
-    source, rest = _source_of(sources, plain)
-    if source is not None:
-        speaker = source.whose(rest)[0] if source.whose else None
-        return None if speaker is None else source.prefix + speaker
-    speakers = (source.whose(plain)[0] for source in sources if source.whose)
+    folders = {source.key: source for source in sources if source.whose}
+    key = "" if "" in folders else name.partition("/")[0]
+    if key in folders:
+        return folders[key].row_of(name.removeprefix(folders[key].prefix)).speaker
+    speakers = (
+        one.whose(posixpath.normpath(name))[0] for one in folders.values() if one.whose
+    )
     return next(filter(None, speakers), None)
 
 

@@ -244,7 +244,7 @@ PLACES = {
 class TestFolders:
     @pytest.mark.parametrize("place", [*PLACES, "mixed, packed"])
     def test_files_at_any_depth_are_their_speakers(
-        self, prepared, corpus, tmp_path, place, caplog
+        self, prepared, corpus, tmp_path, place
     ):
         place, _, packed = place.partition(", ")
         data = copied(corpus, tmp_path / "data", PLACES[place])
@@ -255,9 +255,6 @@ class TestFolders:
         assert (summary.seen(), summary.utterances, summary.held_out) == (24, 16, 8)
         trials = read_trials(tmp_path / "save/valid_trials.txt")
         assert all(audio_exists(data / name) for name in trials.utterances)
-        if place == "mixed":
-            assert "taken for the speaker: 12 files at depth 2" in caplog.text
-            assert "; 12 files at depth 3, such as id00000/s01/00000.wav" in caplog.text
 
     def test_audio_in_no_speakers_folder_is_refused_or_dropped(
         self, prepared, corpus, tmp_path
@@ -282,7 +279,7 @@ class TestFolders:
         shutil.copytree(corpus / "wav/id00001", tmp_path / "data/test/wav/id9")
         summary = prepared(tmp_path / "data")
         assert (summary.seen(), summary.utterances) == (28, 24)
-        assert "4 files of audio in" in caplog.text
+        assert "4 files of audio are passed over" in caplog.text
         assert "test/wav/id9/s00/00000.wav" in caplog.text
         assert "Left out: 4 beside the speakers' folders." in summary.in_words()
 
@@ -469,7 +466,7 @@ class TestOutside:
         path = write_list(tmp_path / "trials.txt", lines)
         for given in ({"trial_lists": (path,)}, {"valid_trials": path}):
             with pytest.raises(
-                ValueError, match=r"trials\.txt: 1 name leads out of .*s"
+                ValueError, match=r"trials\.txt: 1 name outside the folder"
             ):
                 prepared(data, **given)
             assert prepared(data, **given, outside_files=True).speakers == 3

@@ -28,7 +28,6 @@ def root(tmp_path):
         ("id1/s0/5.txt", None),
         ("./id1//s0/0.wav", "id1/s0/0.wav"),
         ("id2/../id1/s0/./0.wav", "id1/s0/0.wav"),
-        ("../wav/id1/s0/0.wav", "id1/s0/0.wav"),
         (unicodedata.normalize("NFD", "Jos\u00e9/s/1.wav"), "Jos\u00e9/s/1.m4a"),
         (unicodedata.normalize("NFC", "Jos\u00e9/s/1.wav"), "Jos\u00e9/s/1.m4a"),
     ],
@@ -62,10 +61,10 @@ def test_names_that_lead_out_are_refused_unless_allowed(root):
     ]
     found.refuse_outside("list.txt", ["id1/s0/0.wav"])
     with pytest.raises(
-        ValueError, match=r"list\.txt: 3 names lead out of .*data, such"
+        ValueError, match=r"list\.txt: 3 names outside the folder, such"
     ):
         found.refuse_outside("list.txt", names)
-    with pytest.raises(ValueError, match=r"list\.txt: 1 name leads out of .*'id1/link"):
+    with pytest.raises(ValueError, match=r"list\.txt: 1 name outside the folder.*'id1/link"):
         found.refuse_outside("list.txt", names[2:])
     allowed = find_rows(open_sources(root.parent, outside_files=True), names)
     assert not allowed.outside
@@ -93,7 +92,7 @@ def test_a_name_is_looked_up_in_each_of_several_corpora(tmp_path):
 
 def test_the_speaker_of_a_name_needs_no_file(root):
     sources = open_sources(root.parent)
-    for name in ("id7/s/1.wav", "./id7/s/1.wav", "../wav/id7//s/1.wav"):
+    for name in ("id7/s/1.wav", "./id7/s/1.wav", "id1/../id7//s/1.wav"):
         assert speaker_by_name(sources, name) == "id7"
     assert speaker_by_name(sources, "1.wav") is None
     assert speaker_of_name("id2/../id7/s/1.wav") == "id7"
