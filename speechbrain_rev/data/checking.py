@@ -181,7 +181,7 @@ def report_problems(
     drop: bool,
     advice: str = ADVICE,
 ) -> None:
-    """Print which files cannot be used, and refuse them unless they are dropped.
+    """Refuse files that cannot be used, or print which are dropped.
 
     Parameters
     ----------
@@ -205,23 +205,16 @@ def report_problems(
     -------
     >>> problem = LeftOut("a.wav", Cause.EMPTY, "a.wav holds none")
     >>> report_problems([problem], 7, Path("left_out.csv"), drop=True)
-    1 of 7 files cannot be used:
-      no samples                1  a.wav holds none
-    left_out.csv lists each.
+    1 of 7 files cannot be used: 1 no samples (a.wav holds none; delete it). left_out.csv ...
     """
-    if not problems:
-        return
-    count = f"{len(problems):,} of {counted(files, 'file')} cannot be used"
-    kinds = _by_kind(problems)
-    wide = max(18, *(len(cause.words) for cause, _ in kinds))
-    lines = [
-        f"  {cause.words:<{wide}}{len(group):>9}  {group[0].detail}"
-        for cause, group in kinds
-    ]
-    words = "\n".join([f"{count}:", *lines, f"{path} lists each."])
-    tqdm.write(printable(words))
-    if not drop:
-        raise ValueError(f"{count}: {kinds_of(problems)}. {path} lists each. {advice}")
+    if problems:
+        words = (
+            f"{len(problems):,} of {counted(files, 'file')} cannot be used: "
+            f"{kinds_of(problems)}. {path} lists each."
+        )
+        if not drop:
+            raise ValueError(f"{words} {advice}")
+        tqdm.write(printable(words))
 
 
 def kinds_of(problems: Sequence[LeftOut]) -> str:
@@ -245,16 +238,13 @@ def kinds_of(problems: Sequence[LeftOut]) -> str:
     '1 cannot be read (b.wav is cut; copy or convert it again)'
     """
     kinds = []
-    for cause, group in _by_kind(problems):
+    for cause in Cause:
+        group = [one for one in problems if one.cause is cause]
+        if not group:
+            continue
         also = "".join(f"; also {p.path}" for p in group[1:_EXAMPLES])
         # Where a file's own message ends in the advice, it is given once.
         detail = group[0].detail.removesuffix(f"{cause.advice.capitalize()}.")
         detail = detail.strip().removesuffix(".")
         kinds.append(f"{len(group)} {cause.words} ({detail}{also}; {cause.advice})")
     return ", ".join(kinds)
-
-
-def _by_kind(problems: Sequence[LeftOut]) -> list[tuple[Cause, list[LeftOut]]]:
-    """Group problems by their kind, in the order of `Cause`."""
-    groups = [(cause, [p for p in problems if p.cause is cause]) for cause in Cause]
-    return [(cause, group) for cause, group in groups if group]

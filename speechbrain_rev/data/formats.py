@@ -42,9 +42,16 @@ _MOST_OF_NAME = 4096
 _TARS = (b".tar", b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".tar.zst")
 
 
+def _path_of(folder: Path, wav: str) -> str:
+    """Give the path of a file that is relative to a list's folder, or absolute."""
+    path = wav if wav.startswith("/") else f"{folder}/{wav}"
+    # A Path of each of a million takes seconds.
+    return str(Path(path)) if "//" in path or "/." in path else path
+
+
 def _listed_row(
     name: str,
-    path: Path,
+    path: str,
     speaker: str | None,
     start: int = 0,
     samples: int | None = None,
@@ -54,8 +61,7 @@ def _listed_row(
     labels: tuple[tuple[str, str], ...] = (),
 ) -> Row:
     """Make the row of an utterance; its file is its session where the list has none."""
-    file = str(path)
-    return Row(name, file, speaker, start, samples, channel, session or file, labels)
+    return Row(name, path, speaker, start, samples, channel, session or path, labels)
 
 
 def _made(
@@ -116,7 +122,7 @@ def _speechbrain_row(folder: Path, given: Mapping[str, object]) -> Row:
         _refuse_seconds(given.get("duration"), samples)
     return _listed_row(
         _text(given, "ID"),
-        folder / wav,
+        _path_of(folder, wav),
         _who(given.get("spk_id")),
         start,
         samples,
@@ -216,7 +222,7 @@ def read_kaldi(path: Path) -> Iterator[Row]:
     [('u1', 'ann')]
     """
     table = _kaldi_table(path / "wav.scp", "'recording file'", _no_command)
-    recordings = {name: path / wav for name, (wav, _) in table.items()}
+    recordings = {name: _path_of(path, wav) for name, (wav, _) in table.items()}
     # Noise has none.
     speakers, named = {}, (path / "utt2spk").exists()
     if named:
@@ -353,7 +359,7 @@ def _kaldi_part(text: str) -> _KaldiPart:
 
 
 @lru_cache(maxsize=4096)
-def _header(file: Path) -> AudioInfo | None:
+def _header(file: str) -> AudioInfo | None:
     """Read a header; None of a file whose problem is reported when it is checked."""
     try:
         return audio_info(file, estimate=True)
@@ -394,7 +400,7 @@ def read_wespeaker(path: Path) -> Iterator[Row]:
 def _wespeaker_row(folder: Path, given: Mapping[str, object]) -> Row:
     return _listed_row(
         _text(given, "key"),
-        folder / _text(given, "wav"),
+        _path_of(folder, _text(given, "wav")),
         _who(given.get("spk")),
         labels=_labels(given, {"key", "wav", "spk"}),
     )
@@ -476,7 +482,7 @@ def _in_shard(tar: Path, place: str) -> Iterator[Row]:
             "Pack it again with both, or take the utterance out."
         )
     for key, name in audio.items():
-        yield _listed_row(key, tar / name, speakers[key])
+        yield _listed_row(key, f"{tar}/{name}", speakers[key])
 
 
 def _spk(file: BinaryIO, member: Member, tar: Path) -> str:
@@ -554,7 +560,7 @@ def _lhotse_row(folder: Path, cut: Mapping[str, object]) -> Row:
         raise ValueError(
             f"sampling_rate is {rate!r}. Give Hz, a whole number from 1 on."
         )
-    file = folder / source
+    file = _path_of(folder, source)
     if (header := _header(file)) and header.sample_rate != rate:
         raise ValueError(
             f"sampling_rate is {rate}, and {file} has {header.sample_rate} Hz. Save the "

@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
 import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import chain, combinations, islice
@@ -296,36 +294,23 @@ def list_speech(settings: DataSettings, option: str = "data_folder") -> ListedSp
         return _listed(sources, settings)
     rows: list[Row] = []
     left_out: list[LeftOut] = []
-    with _uncollected():
-        for source in sources:
-            # Files of other formats are listed too, so that none is dropped silently.
-            begin, before = len(rows), len(left_out)
-            bar = progress_bar("listing", source.rows(left_out), unit="file")
-            rows += (row for row in bar if _has_speaker(row, source, left_out))
-            if source.whose is not None:
-                part = rows[begin:], left_out[before:]
-                _check_folder(source, *part, settings.speaker_from, option)
-        if any(source.whose is None for source in sources):
-            _refuse_equal_parts(rows)
-        rows.sort(key=lambda row: (row.speaker, row.name))
+    for source in sources:
+        # Files of other formats are listed too, so that none is dropped silently.
+        begin, before = len(rows), len(left_out)
+        bar = progress_bar("listing", source.rows(left_out), unit="file")
+        rows += (row for row in bar if _has_speaker(row, source, left_out))
+        if source.whose is not None:
+            part = rows[begin:], left_out[before:]
+            _check_folder(source, *part, settings.speaker_from, option)
+    if any(source.whose is None for source in sources):
+        _refuse_equal_parts(rows)
+    rows.sort(key=lambda row: (row.speaker, row.name))
     aliases = {}
     if len(sources) > 1:
         speakers = dict.fromkeys(row.speaker or "" for row in rows)
         aliases = {speaker: {speaker.partition("/")[2]} for speaker in speakers}
     left_out.sort(key=lambda one: one.path)
     return ListedSpeech(sources, rows, left_out, aliases)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Delay garbage collection, which would go through millions of rows many times."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _has_speaker(row: Row, source: Source, left_out: list[LeftOut]) -> bool:
@@ -542,8 +527,7 @@ def _speakers_of(
         if speaker is None:
             unknown.append(name)
         by_name[name] = speaker or name
-    listed = [source for source in sources if source.whose is None]
-    if unknown and listed:
+    if unknown and any(source.whose is None for source in sources):
         named = _by_models(path, trials, unknown)
         raise ValueError(
             f"{named or path}: {counted(len(unknown), 'utterance')} without a known speaker, "
@@ -551,7 +535,7 @@ def _speakers_of(
             "left out of training. Set trials_folder to the corpus of the trials, or correct "
             "the list."
         )
-    _refuse_other_names(path, trials, by_name, listed)
+    _refuse_other_names(path, trials, by_name, sources)
     return set(by_name.values())
 
 
@@ -563,7 +547,7 @@ def _by_models(path: str, trials: Trials, utterances: Iterable[str]) -> Path | N
 
 
 def _refuse_other_names(
-    path: str, trials: Trials, by_name: Mapping[str, str], listed: Sequence[Source]
+    path: str, trials: Trials, by_name: Mapping[str, str], sources: Sequence[Source]
 ) -> None:
     """Refuse names that do not begin with the speaker: nobody would be left out."""
     for model, files in trials.models.items():
@@ -574,21 +558,15 @@ def _refuse_other_names(
             )
     for label, *names in zip(trials.labels, trials.enrol, trials.test, strict=True):
         one, other = (by_name[trials.files(names[0])[0]], by_name[names[1]])
-        if (one == other) == bool(label):
-            continue
-        trial = f"{path}: the trial {label} {' '.join(names)}"
-        if listed:
+        if (one == other) != bool(label):
+            formats = ", ".join(source.format for source in sources)
             raise ValueError(
-                f"{trial} is of {one!r} and {other!r} by the list of the corpus "
-                f"({listed[0].format}). Correct the label of the trial, or the speakers of "
-                "that list."
+                f"{path}: the trial {label} {' '.join(names)} is of the speakers {one!r} and "
+                f"{other!r} ({formats}), which contradicts its label: correct the label, or "
+                "the names, which must begin with the speaker in a folder of audio "
+                "(id10270/x6uYqmx31kE/00001.wav, not wav/id10270/...), or the test speakers "
+                "could not be left out of training."
             )
-        raise ValueError(
-            f"{trial} is of the speakers {one!r} and {other!r}, which contradicts its label: "
-            "paths must begin with the speaker (id10270/x6uYqmx31kE/00001.wav, not "
-            "wav/id10270/...), or the test speakers could not be left out of training. "
-            "Correct the paths of the list."
-        )
 
 
 def refuse_alike(rows: Iterable[Row]) -> None:
@@ -664,17 +642,13 @@ def same_speakers(listing: ListedSpeech, others: Collection[str]) -> set[str]:
     }
 
 
-def held_out_speakers(
-    speakers: Collection[str], listing: ListedSpeech, settings: DataSettings
-) -> list[str]:
+def held_out_speakers(speakers: Collection[str], settings: DataSettings) -> list[str]:
     """Choose the speakers who are held out for validation.
 
     Parameters
     ----------
     speakers : collection of str
         Those of whom files can be used.
-    listing : ListedSpeech
-        Theirs.
     settings : DataSettings
         The run's.
 
@@ -692,7 +666,14 @@ def held_out_speakers(
         return []
     speakers = sorted(speakers)
     if len(speakers) < FEWEST_SPEAKERS:
-        raise ValueError(_too_few(speakers, listing, settings))
+        found = settings.train_list or settings.data_folder
+        raise ValueError(
+            f"valid_speakers is {settings.valid_speakers}, and {found} has "
+            f"{counted(len(speakers), 'speaker')} beside those of trial lists "
+            f"({', '.join(speakers)}): validation takes 2 and training 2 others. "
+            "valid_speakers 0 means no validation. Of folders speaker_from may name another "
+            "level."
+        )
     if not 2 <= settings.valid_speakers <= len(speakers) - 2:
         raise ValueError(
             f"valid_speakers is {settings.valid_speakers}, of {len(speakers)} speakers. "
@@ -701,24 +682,6 @@ def held_out_speakers(
     draws = generator("held out", settings.seed)
     order = torch.randperm(len(speakers), generator=draws).tolist()
     return sorted(speakers[i] for i in order[: settings.valid_speakers])
-
-
-def _too_few(
-    speakers: Sequence[str], listing: ListedSpeech, settings: DataSettings
-) -> str:
-    """Explain that nobody can be held out, and why there may be so few speakers."""
-    named = f" ({', '.join(speakers)})" if speakers else ""
-    beside = ", beside those of trial lists" if settings.trial_lists else ""
-    level = ""
-    if settings.train_list is None and all(s.whose for s in listing.sources):
-        level = f"Is data_folder the right level? {ACCEPTED} "
-    return (
-        f"valid_speakers is {settings.valid_speakers}, and "
-        f"{counted(len(speakers), 'speaker')} {'was' if len(speakers) == 1 else 'were'} "
-        f"found in {settings.train_list or settings.data_folder}{named}{beside}: too few "
-        "to hold any out, as validation takes 2 and training 2 others. "
-        f"{level}valid_speakers 0 means no validation."
-    )
 
 
 def list_validation(

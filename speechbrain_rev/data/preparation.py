@@ -224,7 +224,7 @@ def _write_lists(
         write_left_out(left_out, account.left_out)
     report_problems(account.problems, account.looked_at(), left_out, drop=drop)
     usable = account.usable
-    chosen = held_out_speakers(usable, listing, settings)
+    chosen = held_out_speakers(usable, settings)
     refuse_few_speakers(account, chosen)
     fewest = VALIDATED_SECONDS * settings.sample_rate
     held_out: dict[str, dict[str, Row]] = {speaker: {} for speaker in chosen}

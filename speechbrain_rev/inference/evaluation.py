@@ -176,14 +176,9 @@ def _refuse_unnamed_models(path: Path, trials: scoring.Trials, found: Found) -> 
     missing = {*found.missing} & {*trials.utterances}
     unnamed = missing & {*trials.enrol}
     if unnamed and unnamed == missing and not missing & {*trials.test}:
-        are_no = (
-            "name that is enrolled is no file"
-            if len(unnamed) == 1
-            else ("names that are enrolled are no files")
-        )
         raise ValueError(
-            f"{path}: {len(unnamed)} {are_no} of the corpus, such "
-            f"as {min(unnamed)}. If these are speakers with several utterances, put the file "
+            f"{path}: {counted(len(unnamed), 'enrolled name')} without a file in the corpus, "
+            f"such as {min(unnamed)}. If these are speakers with several utterances, put the file "
             f"that names these beside the list, as {path.name}.spk2utt or spk2utt, with lines "
             "'speaker utterance ...'; else give the folder of the speech: --trials_folder."
         )

@@ -110,15 +110,9 @@ class TestValidation:
         # One folder is one speaker there, as its speakers are taken for sessions.
         path = tmp_path / "data/corpus"
         shutil.copytree(write_corpus(tmp_path, seconds=0.1) / "wav/id00000", path)
-        with pytest.raises(ValueError, match="valid_speakers is 40, and 1 s") as error:
+        words = r"valid_speakers is 40, and .*data has 1 speaker .*\(corpus\): .* speaker_fr"
+        with pytest.raises(ValueError, match=words):
             prepared(path.parent, valid_speakers=40)
-        message = str(error.value)
-        assert f"was found in {path.parent} (corpus): too few to hold any" in message
-        assert "Is data_folder the right level? Accepted are DATA/wav/<sp" in message
-        listed = write_list(tmp_path / "list.txt", "a corpus/s00/00000.wav\n")
-        with pytest.raises(ValueError, match=r"1 speaker.* found in .*list") as error:
-            prepared(path.parent, valid_speakers=2, train_list=listed)
-        assert "right level" not in str(error.value)
 
 
 class TestTrialLists:
@@ -560,7 +554,7 @@ class TestKaldisTrials:
         lines[2::3] = reversed(lines[2::3])
         trials.write_text("{} {} {}\n{} {} {}\n".format(*lines))
         with pytest.raises(
-            ValueError, match=r"'id00001' by the list of .*Kaldi directory"
+            ValueError, match=r"'id00001' and .* \(Kaldi directory\), which contra"
         ):
             prepared(self.data, trial_lists=(str(trials),))
 

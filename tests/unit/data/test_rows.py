@@ -64,7 +64,9 @@ def test_names_that_lead_out_are_refused_unless_allowed(root):
         ValueError, match=r"list\.txt: 3 names outside the folder, such"
     ):
         found.refuse_outside("list.txt", names)
-    with pytest.raises(ValueError, match=r"list\.txt: 1 name outside the folder.*'id1/link"):
+    with pytest.raises(
+        ValueError, match=r"list\.txt: 1 name outside the folder.*'id1/link"
+    ):
         found.refuse_outside("list.txt", names[2:])
     allowed = find_rows(open_sources(root.parent, outside_files=True), names)
     assert not allowed.outside

@@ -112,7 +112,7 @@ def test_speakers_that_are_enrolled_need_the_file_of_their_utterances(
     trials = tmp_path / "trials"
     trials.write_text(f"ann {names[0]} target\nbob {names[0]} nontarget\n")
     words = (
-        r"2 names that are enrolled are no files .*ann\..*as trials\.spk2utt or spk2utt"
+        r"2 enrolled names without a file .*ann\..*as trials\.spk2utt or spk2utt"
     )
     with pytest.raises(ValueError, match=words):
         files_of_run(run, trials=[str(trials)])
@@ -157,7 +157,9 @@ def test_trials_that_lead_out_are_refused_unless_allowed(run, data, tmp_path, na
     with (run / "one.txt").open("a") as file:
         file.write(f"0 id00004/s00/00000.wav {name}\n")
     given = {"trials": [str(run / "one.txt")], "trials_folder": str(copy)}
-    with pytest.raises(ValueError, match=r"one\.txt: 1 name outside the folder.*--outside_"):
+    with pytest.raises(
+        ValueError, match=r"one\.txt: 1 name outside the folder.*--outside_"
+    ):
         files_of_run(run, **given)
     assert name in files_of_run(run, **given, outside_files=True)[0]
 
