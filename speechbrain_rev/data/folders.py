@@ -72,7 +72,7 @@ class Layout(NamedTuple):
     recognise: Callable[[Path, str], bool] = lambda folder, name: True
 
     def whose(self, speaker_from: int | str | None = None) -> Callable[[str], Whose]:
-        """Give what tells speaker and session of a name.
+        """Give the function that finds speaker and session in a name.
 
         Parameters
         ----------

@@ -62,7 +62,7 @@ class Row(NamedTuple):
     path : str
         The audio file, or member of a tar.
     speaker : str or None
-        Who speaks; None where nothing says it, as of noise.
+        Who speaks; None where nobody is named, as of noise.
     start : int
         First sample of the utterance in the file.
     samples : int or None
@@ -120,7 +120,7 @@ class Source(NamedTuple):
         Gives the rows, lazily. It takes a list for what is left out; without one, audio
         outside the folder or beside the speakers is rows, too.
     whose : callable or None
-        Gives speaker and session of a file's name; None where a list says it.
+        Gives speaker and session of a file's name; None of a list.
     within : Path or None
         Out of which no name may lead; None for anywhere.
     key : str
@@ -325,12 +325,12 @@ def is_below(path: str, folder: str | Path) -> bool:
 
 
 def speaker_by_name(sources: Sequence[Source], name: str) -> str | None:
-    """Give the speaker that a file's name says, where no such file need be there.
+    """Give the speaker in a file's name; no such file need be there.
 
     Parameters
     ----------
     sources : sequence of Source
-        Those whose names of files say it are asked.
+        Folders of audio among them are asked.
     name : str
         Of a list.
 
