@@ -36,6 +36,7 @@ from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.packing import pack
 from speechbrain_rev.data.preparation import prepare
+from speechbrain_rev.data.rows import counted
 from speechbrain_rev.files import check_writable
 from speechbrain_rev.hparams import compose, plain_settings
 from speechbrain_rev.inference.runs import owned
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             channel=options.channel,
             outside_files=options.outside_files,
         )
-        print(f"{packed}: {count} files. Give it in the place of {source}.")
+        print(f"{packed}: {counted(count, 'file')}. Give it in the place of {source}.")
     else:
         settings = plain_settings(compose(argv).text)
         folder = Path(settings["output_folder"])

@@ -113,6 +113,8 @@ def read_checked(
         if info.sample_rate != sample_rate:
             if not resample:
                 words = f"has {info.sample_rate} samples per second, not {sample_rate}"
+                if info.channels != 1 and channel is None:
+                    words += f", and {info.channels} channels: {Cause.CHANNELS.advice}"
                 return problem(Cause.RATE, words)
             treated.append(RESAMPLED)
         try:

@@ -22,7 +22,7 @@ from speechbrain_rev.files import parse_json, refusing
 from speechbrain_rev.lists import each_line, read_lines
 
 from .manifest import RESERVED
-from .rows import ALL_SUFFIXES, Row
+from .rows import ALL_SUFFIXES, Row, counted
 
 Item = TypeVar("Item")
 
@@ -478,7 +478,8 @@ def _in_shard(tar: Path, place: str) -> Iterator[Row]:
         key = min(odd)
         lacks = f"has no {key}.spk" if key in audio else f"has {key}.spk and no audio"
         raise ValueError(
-            f"{place}: {tar} {lacks}; {len(odd)} utterances are without speaker or audio. "
+            f"{place}: {tar} {lacks}; {counted(len(odd), 'utterance')} without speaker or "
+            "audio. "
             "Pack it again with both, or take the utterance out."
         )
     for key, name in audio.items():

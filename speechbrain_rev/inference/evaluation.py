@@ -548,7 +548,8 @@ def _trained_on(
     if not shared:
         return []
     return [
-        f"{len(shared)} of {len(speakers)} speakers of {name} are in training, such as "
+        f"{len(shared)} of {counted(len(speakers), 'speaker')} of {name} "
+        f"{are(len(shared))} in training, such as "
         f"{min(shared)}: its error rates are too low. To leave them out, name the list in "
         "--trial_lists of train.py."
     ]

@@ -197,7 +197,8 @@ def test_what_is_resampled_and_mixed_is_counted(prepared, corpus, tmp_path, whol
     data = in_another_form(corpus, tmp_path / "data", form)
     given = {"check_audio": whole}
     with pytest.raises(
-        ValueError, match=r"4 other sample rate .*--resample=true.*4 sev"
+        ValueError,
+        match=r"4 other sample rate .*--channel=NUMBER.*--resample=true.*4 sev",
     ):
         prepared(data, **given)
     with pytest.raises(

@@ -597,7 +597,7 @@ def test_further_columns_are_columns_of_the_manifest(
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
-        (lambda m: m | {"u.spk": b"ann"}, "has u.spk and no audio; 1 utterances"),
+        (lambda m: m | {"u.spk": b"ann"}, "has u.spk and no audio; 1 utterance w"),
         (lambda m: m | {"u.wav": b"RIFF"}, "has no u.spk"),
         (lambda m: m | {"u.spk": b"\xff", "u.wav": b""}, "'u.spk' is no UTF-8"),
         (lambda m: m | {"u.spk": b" ", "u.wav": b""}, r"\('u'\): it has no speaker"),
