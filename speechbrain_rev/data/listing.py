@@ -168,7 +168,8 @@ class DataSettings:
         ValueError
             If one is missing, or no corpus is recognised in the folder.
         """
-        self.sources()
+        for source in self.sources():
+            next(source.rows(), None)
         self.fingerprint()
 
     def fingerprint(self) -> dict[str, object]:
@@ -228,12 +229,16 @@ class ListedSpeech:
     def digest(self) -> str:
         """Digest names, sizes and all that rows say: equal where the data are the same."""
         made = blake2b(digest_size=16)
+        # Data may move together with their list.
+        roots = tuple(f"{source.folder}/" for source in self.sources)
         sizes = read_ahead(lambda row: bytes_of(row.path), self.rows)
         for row, size in zip(self.rows, sizes, strict=True):
-            # The path may be another, where data have moved.
+            path = row.path
+            if path.startswith(roots):
+                path = path[max(len(root) for root in roots if path.startswith(root)) :]
             session = None if row.session == row.path else row.session
-            said = (row.name, size, *row[2:6], session, row.labels)
-            made.update(os.fsencode("\t".join(map(str, said)) + "\n"))
+            fields = (row.name, path, size, *row[2:6], session, row.labels)
+            made.update(os.fsencode("\t".join(map(str, fields)) + "\n"))
         return made.hexdigest()
 
     def understood(self) -> str:
@@ -370,8 +375,10 @@ def _refuse_flat(source: Source, left_out: Sequence[LeftOut]) -> None:
 def _refuse_splits(source: Source, rows: Sequence[Row], option: str) -> None:
     """Refuse folders of speakers' folders, each of which would be one speaker."""
     matches = ((row, _CORPUS.match(f"{row.session}/")) for row in rows if row.session)
-    corpora = sorted({f"{row.speaker}/{found[1]}" for row, found in matches if found})
-    if corpora and source.format == LAYOUTS[-1].name:
+    corpora = []
+    if source.format == LAYOUTS[-1].name:
+        corpora = sorted({f"{row.speaker}/{m[1]}" for row, m in matches if m})
+    if corpora:
         raise ValueError(
             f"{source.path} holds folders of speakers' folders, such as "
             f"{', '.join(corpora[:_EXAMPLES])}: each would be taken for one speaker. Give "

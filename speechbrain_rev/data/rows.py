@@ -139,6 +139,11 @@ class Source(NamedTuple):
         """What stands before names and speakers."""
         return f"{self.key}/" if self.key else ""
 
+    @property
+    def folder(self) -> Path:
+        """What its files are relative to."""
+        return self.path.parent if self.path.is_file() else self.path
+
     def rows(self, left_out: list[LeftOut] | None = None) -> Iterator[Row]:
         """Give the rows, with the key before names and speakers."""
         rows = self.read(left_out)
@@ -292,11 +297,9 @@ def _take_other(
     sources: Mapping[str, Source], name: str
 ) -> tuple[Row | None, str, str]:
     """Take a name that no row has: of a file outside the folder, or one that is missing."""
-    key = "" if "" in sources else name.partition("/")[0]
-    if key not in sources:
+    source, rest = _split(sources, name)
+    if source is None:
         return None, f"{name!r}, which none of {', '.join(sources)} has", ""
-    source = sources[key]
-    rest = name.removeprefix(source.prefix)
     if source.whose is None:
         return None, f"{rest!r}, which {source.path} does not list", ""
     file = source.path / rest
@@ -307,6 +310,12 @@ def _take_other(
     return (
         (source.row_of(rest), "", "") if audio_exists(file) else (None, str(file), "")
     )
+
+
+def _split(sources: Mapping[str, Source], name: str) -> tuple[Source | None, str]:
+    """Give the source whose key a name begins with, and the name in it."""
+    source = sources.get("" if "" in sources else name.partition("/")[0])
+    return source, name.removeprefix(source.prefix if source else "")
 
 
 def _link_out(source: Source, row: Row) -> str:
@@ -340,12 +349,10 @@ def speaker_by_name(sources: Sequence[Source], name: str) -> str | None:
         Without a key where the name has none.
     """
     folders = {source.key: source for source in sources if source.whose}
-    key = "" if "" in folders else name.partition("/")[0]
-    if key in folders:
-        return folders[key].row_of(name.removeprefix(folders[key].prefix)).speaker
-    speakers = (
-        one.whose(posixpath.normpath(name))[0] for one in folders.values() if one.whose
-    )
+    source, rest = _split(folders, name)
+    if source is not None:
+        return source.row_of(rest).speaker
+    speakers = (one._replace(key="").row_of(name).speaker for one in folders.values())
     return next(filter(None, speakers), None)
 
 

@@ -19,6 +19,7 @@ from speechbrain_rev.scoring import read_trials
 from tests.corpus import write_corpus
 
 from .conftest import snapshot
+from .test_formats import rows_of, write_tables
 from .test_listing import TRIALS, write_list
 
 LISTS = ("train.csv", "valid_trials.txt", "valid.csv", "label_encoder.txt")
@@ -354,3 +355,27 @@ def test_what_is_checked_may_change_until_there_are_checkpoints(prepared, tmp_pa
     write_checkpoint(tmp_path / "save")
     with pytest.raises(ValueError, match=r"\(check_audio: was False, is True\)"):
         prepared(**settings, check_audio=True)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_a_list_of_other_files_of_equal_names_and_sizes_is_other_data(
+    prepared, corpus, tmp_path, same
+):
+    """A list that moved with its files is the same; one of other files is not."""
+    rows = rows_of(corpus)[:4] + rows_of(corpus)[-4:]
+    lists = []
+    for number in range(2):
+        folder = tmp_path / f"data{number}"
+        lines = [f"{n},{n if same else n + str(number)}.wav,{s}" for n, _, s in rows]
+        write_tables(folder, **{"a.csv": ["ID,wav,spk_id", *lines]})
+        for line, (_, path, _) in zip(lines, rows, strict=True):
+            shutil.copy(path, folder / line.split(",")[1])
+        lists.append(folder / "a.csv")
+    prepared(lists[0])
+    write_checkpoint(tmp_path / "save")
+    if same:
+        assert prepared(lists[1]).utterances == 8
+        assert_readable(tmp_path / "save")
+    else:
+        with pytest.raises(ValueError, match="names, sizes or speakers of the files"):
+            prepared(lists[1])
