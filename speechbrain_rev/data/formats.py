@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 from speechbrain_rev.audio.reading import AudioInfo, audio_info
 from speechbrain_rev.audio.shards import SUFFIX, Member, indexed
@@ -73,6 +73,10 @@ def _made(
             row = make(given)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
+        except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            raise ValueError(
+                f"{place}: a field is missing or of another kind ({error!r}). Write it again."
+            ) from error
         yield row
 
 
@@ -106,7 +110,7 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
     return _made(_speechbrain_rows(path), partial(_speechbrain_row, path.parent))
 
 
-def _speechbrain_row(folder: Path, given: Mapping[str, object]) -> Row:
+def _speechbrain_row(folder: Path, given: Mapping[str, Any]) -> Row:
     wav = _text(given, "wav")
     if "data_root" in wav:
         for root in ("$data_root", "{data_root}"):
@@ -145,20 +149,13 @@ def _refuse_seconds(duration: object, samples: int) -> None:
         )
 
 
-def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Give the fields of each row, and where it stands."""
     text = "\n".join(each_line(path, "ID,duration,wav,start,stop,spk_id"))
     if path.suffix.lower() == ".json":
-        rows = _json(text, str(path))
-        for name, given in rows.items():
-            place = f"{path}, {name!r}"
-            if not isinstance(given, dict):
-                raise ValueError(f"{place} is no object with wav and spk_id.")
-            if given.get("ID", name) != name:
-                raise ValueError(
-                    f"{place} has the ID {given['ID']!r} in it. Leave one of both."
-                )
-            yield place, {"ID": name, **given}
+        for name, given in _json(text, str(path)).items():
+            fields = given if isinstance(given, dict) else {}
+            yield f"{path}, {name!r}", {**fields, "ID": name}
         return
     # A dictionary of csv.DictReader takes three times as long.
     table = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -292,16 +289,11 @@ def _kaldi_table(
             raise ValueError(f"{place}: {line[:60]!r} has one field. Lines are {form}.")
         text = rest[0].strip()
         if name in table:
-            before = next(other for other in lines if other.split()[0] == name)
-            was = before.split(maxsplit=1)[1].strip()
-            raise ValueError(
-                f"{place}: {name!r} is {text[:60]!r} and was {was[:60]!r} before. Leave the "
-                "right line."
-            )
+            raise ValueError(f"{place}: {name!r} is there twice. Leave the right line.")
         try:
             table[name] = take(text), place
         except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
+            raise ValueError(f"{place}: {error}. Lines are {form}.") from error
     if not table:
         raise ValueError(f"{path} is empty. Lines are {form}.")
     return table
@@ -311,17 +303,14 @@ def _no_command(wav: str) -> str:
     if wav.startswith("|") or wav.endswith("|"):
         raise ValueError(
             f"{wav[:60]!r} is a command, and is not run. Write its output into a file and "
-            "list that: wav-copy scp:wav.scp 'ark,scp:...' of Kaldi, or the command itself "
-            "with > FILE.wav."
+            "list that (wav-copy scp:wav.scp 'ark,scp:...' of Kaldi)"
         )
     return wav
 
 
 def _one_field(speaker: str) -> str:
     if len(speaker.split()) > 1:
-        raise ValueError(
-            f"{speaker[:60]!r} is more than one field. Lines are 'utterance speaker'."
-        )
+        raise ValueError(f"{speaker[:60]!r} is more than one field")
     return speaker
 
 
@@ -333,28 +322,16 @@ def _kaldi_channel(text: str) -> int:
     if channel.isdecimal() and int(channel):
         return int(channel) - 1
     raise ValueError(
-        f"the channel is {channel[:60]!r}. Channels are A, B, ... or 1, 2, ...; correct it."
+        f"the channel is {channel[:60]!r}. Channels are A, B, ... or 1, 2, ..."
     )
 
 
 def _kaldi_part(text: str) -> _KaldiPart:
     """Give a segment of a recording."""
     recording, *times = text.split()
-    try:
-        start, end = map(float, times)
-    except ValueError as error:
-        raise ValueError(
-            f"{' '.join(times)[:60]!r} are no start and end in seconds. Lines are "
-            "'utterance recording start end'."
-        ) from error
-    if not (math.isfinite(start) and math.isfinite(end)) or start < 0:
-        raise ValueError(f"it begins at {start:g} s, ends at {end:g} s. Correct it.")
-    if end != -1 and end <= start:
-        raise ValueError(
-            f"it ends at {end:g} s, not behind its start at {start:g} s. Correct it."
-        )
-    if max(start, end) > _LONGEST:
-        raise ValueError(f"a time is {max(start, end):g} s. Correct it.")
+    start, end = map(float, times)
+    if not (0 <= start < _LONGEST and (end == -1 or start < end < _LONGEST)):
+        raise ValueError(f"it goes from {start:g} s to {end:g} s")
     return recording, start, None if end == -1 else end
 
 
@@ -397,7 +374,7 @@ def read_wespeaker(path: Path) -> Iterator[Row]:
     )
 
 
-def _wespeaker_row(folder: Path, given: Mapping[str, object]) -> Row:
+def _wespeaker_row(folder: Path, given: Mapping[str, Any]) -> Row:
     return _listed_row(
         _text(given, "key"),
         _path_of(folder, _text(given, "wav")),
@@ -479,8 +456,7 @@ def _in_shard(tar: Path, place: str) -> Iterator[Row]:
         lacks = f"has no {key}.spk" if key in audio else f"has {key}.spk and no audio"
         raise ValueError(
             f"{place}: {tar} {lacks}; {counted(len(odd), 'utterance')} without speaker or "
-            "audio. "
-            "Pack it again with both, or take the utterance out."
+            "audio. Pack it again with both, or take the utterance out."
         )
     for key, name in audio.items():
         yield _listed_row(key, f"{tar}/{name}", speakers[key])
@@ -534,43 +510,39 @@ def read_lhotse(path: Path) -> Iterator[Row]:
     )
 
 
-def _lhotse_row(folder: Path, cut: Mapping[str, object]) -> Row:
+def _lhotse_row(folder: Path, cut: Mapping[str, Any]) -> Row:
     if other := next((key for key in _NO_CUTS if key in cut), ""):
         raise ValueError(
             f"it is no cut, but one of the {_NO_CUTS[other]} of lhotse. Give a cut set: "
             "CutSet.from_manifests(recordings, supervisions).to_file(...)."
         )
-    name, kind = _text(cut, "id"), cut.get("type")
-    if kind != "MonoCut":
+    name, recording, channel = _text(cut, "id"), cut["recording"], cut["channel"]
+    if cut["type"] != "MonoCut" or recording.get("transforms"):
         raise ValueError(
-            f"{name!r} is a {kind}. Only MonoCut is one utterance of one file: save mixed "
-            "cuts as audio (CutSet.save_audios), or leave them out."
+            f"{name!r} is a {cut['type']}, or changed when it is read (transforms). Only a "
+            "MonoCut is one utterance of one file: save it as audio (CutSet.save_audios), or "
+            "leave it out."
         )
-    recording = cut.get("recording")
-    if not isinstance(recording, dict):
-        raise ValueError(f"recording is {str(recording)[:60]}. Cuts of audio have one.")
-    if recording.get("transforms"):
+    sources = [s for s in recording["sources"] if channel in s["channels"]]
+    if not sources or sources[0]["type"] != "file":
         raise ValueError(
-            f"the recording of {name!r} is to be changed when it is read (transforms). Save "
-            "it as audio (CutSet.save_audios), or leave it out."
+            f"the recording of {name!r} has no file with the channel {channel}; commands are "
+            "not run. Save it as audio (CutSet.save_audios)."
         )
-    channel = _whole_number(cut, "channel") or 0
-    source, within = _lhotse_source(recording, channel)
-    rate = recording.get("sampling_rate")
-    if isinstance(rate, bool) or not isinstance(rate, int) or rate < 1:
-        raise ValueError(
-            f"sampling_rate is {rate!r}. Give Hz, a whole number from 1 on."
-        )
-    file = _path_of(folder, source)
+    channels, file = sources[0]["channels"], _path_of(folder, sources[0]["source"])
+    rate = recording["sampling_rate"]
     if (header := _header(file)) and header.sample_rate != rate:
         raise ValueError(
             f"sampling_rate is {rate}, and {file} has {header.sample_rate} Hz. Save the "
             "cuts again, from the recordings that are there."
         )
-    start, samples = (_rounded(cut.get(k), rate, k) for k in ("start", "duration"))
-    if not samples:
-        raise ValueError(f"{name!r} has no samples. Leave it out.")
+    start, samples = (_rounded(cut[key], rate) for key in ("start", "duration"))
+    if start < 0 or samples < 1:
+        raise ValueError(
+            f"{name!r} has {samples} samples from {start} on. Leave it out."
+        )
     speaker, labels = _supervised(cut, channel)
+    within = channels.index(channel) if len(channels) > 1 else None
     return _listed_row(
         name, file, speaker, start, samples, channel=within, labels=labels
     )
@@ -580,106 +552,67 @@ def _lhotse_row(folder: Path, cut: Mapping[str, object]) -> Row:
 _NO_CUTS = {"sources": "recordings", "recording_id": "supervisions"}
 
 
-def _lhotse_source(
-    recording: Mapping[str, object], channel: int
-) -> tuple[str, int | None]:
-    """Give the file that has a channel of a recording, and which of several it is."""
-    sources = recording.get("sources")
-    for source in sources if isinstance(sources, list) else []:
-        channels = source.get("channels") if isinstance(source, dict) else None
-        if not isinstance(channels, list) or channel not in channels:
-            continue
-        if source.get("type") != "file":
-            raise ValueError(
-                f"the recording is a {source.get('type')}, not a file, and "
-                "commands are not run. Save it as audio (CutSet.save_audios)."
-            )
-        within = channels.index(channel) if len(channels) > 1 else None
-        return _text(source, "source"), within
-    raise ValueError(
-        f"no source of the recording has the channel {channel}. Save the cuts with "
-        "their recordings (CutSet.to_file)."
-    )
-
-
-def _rounded(seconds: object, rate: int, key: str) -> int:
+def _rounded(seconds: float, rate: int) -> int:
     """Give the samples of a time, rounded as lhotse's compute_num_samples."""
-    known = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not known or not 0 <= seconds < _LONGEST:  # type: ignore[operator]
-        raise ValueError(f"{key} is {seconds!r}. It is in seconds, from 0 on.")
-    exact = Decimal(round(seconds * rate, ndigits=8))  # type: ignore[operator]
+    exact = Decimal(round(seconds * rate, ndigits=8))
     return int(exact.quantize(Decimal(0), rounding=ROUND_HALF_UP))
 
 
 def _supervised(
-    cut: Mapping[str, object], channel: int
+    cut: Mapping[str, Any], channel: int
 ) -> tuple[str | None, tuple[tuple[str, str], ...]]:
     """Give the one speaker of a cut, and what else is known of it."""
-    given = cut.get("supervisions") or []
-    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
-        raise ValueError("supervisions are no list of objects. Save it again.")
-    if not given:
+    supervisions = cut.get("supervisions")
+    if not supervisions:
         return None, ()
-    if len(given) > 1 or _is_part(given[0], cut, channel):
-        who = sorted({str(one.get("speaker")) for one in given})
+    first, duration = supervisions[0], cut["duration"]
+    start = first.get("start", 0)
+    end = start + first.get("duration", duration)
+    if (
+        len(supervisions) > 1
+        or start > _ROUNDED
+        or end < duration - _ROUNDED
+        or first.get("channel", channel) not in (channel, [channel])
+    ):
+        who = sorted({str(one.get("speaker")) for one in supervisions})
         raise ValueError(
-            f"{', '.join(who)} of {len(given)} supervision(s) speaks in a part of "
-            "the cut, or on another channel. Cut it by speaker "
+            f"{', '.join(who)} of {counted(len(supervisions), 'supervision')} speaks in a "
+            "part of the cut, or on another channel. Cut it by speaker "
             "(CutSet.trim_to_supervisions), or leave it out."
         )
-    custom = given[0].get("custom") or {}
-    if not isinstance(custom, dict):
-        raise ValueError("custom is no object. Save it again.")
-    known = {**custom}
-    known |= {k: given[0][k] for k in ("language", "gender") if given[0].get(k)}
-    return _who(given[0].get("speaker")), _labels(known, (), refused=())
+    known = {**(first.get("custom") or {})}
+    known |= {k: first[k] for k in ("language", "gender") if first.get(k)}
+    return _who(first.get("speaker")), _labels(known, (), refused=())
 
 
-def _is_part(
-    one: Mapping[str, object], cut: Mapping[str, object], channel: int
-) -> bool:
-    """Whether a supervision is of less than a cut, by more than rounding."""
-    start, duration = one.get("start", 0), one.get("duration", cut["duration"])
-    numbers = all(isinstance(x, int | float) for x in (start, duration))
-    if not numbers or one.get("channel", channel) not in (channel, [channel]):
-        return True
-    end = start + duration  # type: ignore[operator]
-    return start > _ROUNDED or end < cut["duration"] - _ROUNDED  # type: ignore[operator]
-
-
-def _json(text: str, place: str) -> dict[str, object]:
+def _json(text: str, place: str) -> dict[str, Any]:
     with refusing(f"{place}: it is no JSON object", "Write it again."):
         return {**parse_json(text)}
 
 
 def _objects(
     path: Path, lines: Iterable[str]
-) -> Iterator[tuple[str, Mapping[str, object]]]:
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Give the object of each line of JSON, and where it stands."""
     for number, line in enumerate(lines, start=1):
         place = f"{path}, line {number}"
         yield place, _json(line, place)
 
 
-def _text(given: Mapping[str, object], key: str) -> str:
-    """Give a field that must be a text."""
-    value = given.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{key} is {value!r}. Give one, or delete the utterance.")
-    return value.strip()
+def _text(given: Mapping[str, Any], key: str) -> str:
+    """Give a field that must be there."""
+    if (text := _who(given.get(key))) is None:
+        raise ValueError(f"it has no {key}. Give one, or delete the utterance.")
+    return text
 
 
-def _who(value: object) -> str | None:
-    """Give a name that need not be there."""
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no name. Give a text, in quotes.")
-    return value.strip() or None
+def _who(value: Any) -> str | None:
+    """Give a text that need not be there."""
+    return value.strip() or None if value is not None else None
 
 
 def _labels(
-    given: Mapping[str, object],
+    given: Mapping[str, Any],
     known: Collection[str],
     refused: Collection[str] = _TIMES,
 ) -> tuple[tuple[str, str], ...]:
@@ -705,7 +638,7 @@ def _labels(
     )
 
 
-def _whole_number(given: Mapping[str, object], key: str) -> int | None:
+def _whole_number(given: Mapping[str, Any], key: str) -> int | None:
     """Give a field that must be a whole number; None where there is none."""
     value = given.get(key)
     if value is None or value == "":
