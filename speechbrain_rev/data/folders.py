@@ -222,13 +222,15 @@ def read_folder(
 
 def _beside(folder: Path, root: Path, followed: Iterable[str]) -> Iterator[LeftOut]:
     """Find audio of the folder that is neither below the root nor linked there."""
-    inside = f"{root.relative_to(folder).as_posix()}/"
-    for name in audio_names(folder):
-        if name.startswith(inside):
+    hidden: list[LeftOut] = []
+    for name in audio_names(folder, left_out=hidden):
+        path = f"{folder}/{name}"
+        if path.startswith(f"{root}/"):
             continue
-        parent = os.path.realpath((folder / name).parent)
+        parent = os.path.realpath(os.path.dirname(path))
         if not any(is_below(parent, target) for target in (str(root), *followed)):
-            yield LeftOut(f"{folder}/{name}", Cause.BESIDE, Cause.BESIDE.detail)
+            yield LeftOut(path, Cause.BESIDE, Cause.BESIDE.detail)
+    yield from (one for one in hidden if not one.path.startswith(f"{root}/"))
 
 
 def audio_names(

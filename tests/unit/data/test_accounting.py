@@ -29,6 +29,7 @@ LEFT = {
     "wav/nobody.wav": Cause.NO_SPEAKER.words,
     "wav/.cache/s/old.wav": Cause.HIDDEN.words,
     "beside.wav": Cause.BESIDE.words,
+    ".trash/beside.wav": Cause.HIDDEN.words,
     **{
         f"wav/{speaker}/s00/00000.wav": Cause.TESTED.words
         for speaker in ("id00000", "id00001")
@@ -55,6 +56,7 @@ def one_of_each(tmp_path):
         "../../.cache/s/old.wav": (noise, RATE),
         "../../nobody.wav": (noise, RATE),
         "../../../beside.wav": (noise, RATE),
+        "../../../.trash/beside.wav": (noise, RATE),
     }
     bad = folder / "wav/id9/s"
     bad.mkdir(parents=True)
