@@ -176,7 +176,7 @@ def check_files(
             channel=settings.channel,
             header=count,
         )
-        # What was decoded is held no longer.
+        # Decoded samples are dropped here.
         return audio._replace(wav=None) if isinstance(audio, Checked) else audio
 
     usable: dict[str, dict[str, Utterance]] = {}

@@ -26,7 +26,7 @@ from .rows import AUDIO_SUFFIXES, LOSSLESS, counted
 
 #: An utterance of which no sample is above this is silent: 6 steps of a 16-bit sample.
 SILENCE = 2e-4
-#: What is done to audio when it is read.
+#: Treatments of audio when it is read.
 RESAMPLED, MIXED, CHOSEN = "resampled", "channels mixed", "one of several channels"
 # Files that an error names of each problem.
 _EXAMPLES = 3
@@ -104,7 +104,7 @@ def read_checked(
         return problem(Cause.SUFFIX, "is of another kind")
     treated = []
     try:
-        # What is decoded below has its length.
+        # Decoding below gives the length, too.
         info = audio_info(path, estimate=whole)
         if header is not None:
             header(info)
@@ -245,7 +245,7 @@ def kinds_of(problems: Sequence[LeftOut]) -> str:
         if not group:
             continue
         also = "".join(f"; also {p.path}" for p in group[1:_EXAMPLES])
-        # Where a file's own message ends in the advice, it is given once.
+        # A message that ends in the advice does not get it twice.
         detail = group[0].detail.removesuffix(f"{cause.advice.capitalize()}.")
         detail = detail.strip().removesuffix(".")
         kinds.append(f"{len(group)} {cause.words} ({detail}{also}; {cause.advice})")

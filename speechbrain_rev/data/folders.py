@@ -30,14 +30,14 @@ from .rows import (
 
 #: Files by which a folder is recognised, and which are packed with it.
 LAYOUT_FILES = ("SPEAKERS.TXT", "dev/dev.lst")
-#: What a data folder may be, in sentences for errors.
+#: Accepted folders, in sentences for errors.
 ACCEPTED = (
     "Accepted are DATA/wav/<speaker>/<session>/<utterance>.wav (.flac, .m4a, ...), and the same "
     "below dev/wav, dev/aac or aac, or with the speakers directly in DATA. Between "
     "speaker and utterance there may be any number of folders."
 )
 _SUBSET = re.compile(r"(?:train|dev|test)-(?:clean|other)[^/]*/[^/]+/[^/]+/[^/]+$")
-# A name behind which folders of it, and then the file, follow.
+# A speaker's folder, perhaps folders of sessions, and the file.
 _FIRST = r"(?P<speaker>[^/]+)/(?:(?P<session>.+)/)?[^/]+"
 
 
@@ -105,7 +105,7 @@ def _searched(pattern: re.Pattern[str], name: str) -> Whose:
         return speaker, found["session"] or None
     folders = name.split("/")[:-1]
     level = 1 + name.count("/", 0, found.start(group))
-    # Where the file's own name has the speaker, all folders are the session.
+    # All folders are the session if the file's own name has the speaker.
     return speaker, "/".join(folders[level if level <= len(folders) else 0 :]) or None
 
 

@@ -26,9 +26,9 @@ from .rows import ALL_SUFFIXES, Row, counted
 
 Item = TypeVar("Item")
 
-# Of a recording that cannot be read, and is reported as such when it is checked.
+# The rate of a recording that cannot be read; the check of files reports it.
 _ANY_RATE = 16000
-# What times of a cut and of its supervision differ by, in seconds, where they are one.
+# Seconds by which equal times of a cut and of its supervision may differ.
 _ROUNDED = 0.01
 # No recording is as many seconds long: 30 years.
 _LONGEST = 1e9

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-# Of each held-out speaker; a validation after each epoch must stay short.
+# Utterances of each held-out speaker: a validation after each epoch must stay short.
 VALID_UTTERANCES = 10
 #: No encoder embeds shorter utterances, which are held out and in no trial.
 VALIDATED_SECONDS = 0.09
@@ -517,7 +517,7 @@ def tested_speakers(listing: ListedSpeech, settings: DataSettings) -> set[str]:
             )
         tested.update(speakers)
         if elsewhere:
-            # Of other corpora, whose names mean nothing in these.
+            # Names of another corpus have no key of these.
             tested.update(filter(None, (s.partition("/")[2] for s in speakers)))
     return tested
 

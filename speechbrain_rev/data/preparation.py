@@ -61,7 +61,7 @@ LABELS, LEFT_OUT = "label_encoder.txt", "left_out.csv"
 RECORD = "prepared.json"
 LISTS = (TRAIN, VALID_TRIALS, VALID, LABELS)
 
-# What `prepare` records.
+# Entries of the record that `prepare` writes.
 _ENTRIES = {"digest", "settings", "folder", "segment", "prepared"}
 
 
@@ -180,7 +180,7 @@ def prepare(
     finished, folder = begun, absolute(settings.data_folder)
     begun = begun or any(save_folder.glob("CKPT*/CKPT.yaml"))
     earlier = _record(save_folder) if (save_folder / RECORD).is_file() else {}
-    # What the counts of short utterances are of.
+    # Counts of short utterances depend on the segment.
     segment = {"short": settings.short, "samples": settings.segment_samples()}
     with interrupted_while(
         f"in the listing of {settings.data_folder}, before any training. The same "
@@ -192,7 +192,7 @@ def prepare(
         same = earlier.get("digest") == made.hexdigest()
         if begun and not same:
             raise ValueError(_changed(save_folder, earlier.get("settings"), given))
-        # Where the folder has moved, so have the paths in the lists.
+        # Lists have the paths of files: a folder that moved is listed again.
         stays = finished or (same and earlier["folder"] == folder)
         # Without checksums a record vouches for no lists: an interrupted preparation may
         # have written them.

@@ -30,13 +30,13 @@ Result = TypeVar("Result")
 
 #: Endings of what corpora are converted to.
 LOSSLESS = (".wav", ".wave", ".flac")
-#: What names of audio that is read end in, in small letters. libsndfile reads more, of which
+#: Endings of audio that is read, in small letters. libsndfile reads more, of which
 #: other programs use the endings (.raw, .mat, .sd2) or which hold no speech.
 AUDIO_SUFFIXES = (
     *LOSSLESS, ".ogg", ".oga", ".opus", ".mp3", ".m4a", ".aiff", ".aif", ".aifc", ".au",
     ".caf", ".w64", ".rf64", ".sph", ".nist",
 )  # fmt: skip
-#: What speech may come as, and is not read.
+#: Endings of audio that is not read.
 OTHER_SUFFIXES = (
     ".aac", ".wma", ".amr", ".awb", ".3gp", ".webm", ".mka", ".ac3", ".ape", ".dss", ".gsm",
     ".mp2", ".ra", ".shn", ".spx", ".tta", ".voc", ".vox", ".wv",

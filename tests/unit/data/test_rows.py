@@ -14,6 +14,7 @@ from .test_folders import write
 @pytest.fixture
 def root(tmp_path):
     names = ("id1/s0/0.wav", "id1/s0/5.flac", "id1/s0/6.FLAC", "Jos\u00e9/s/1.m4a")
+    names += ("alone.wav",)
     return write(tmp_path / "data/wav", *names)
 
 
@@ -24,6 +25,7 @@ def root(tmp_path):
         ("id1/s0/5.wav", "id1/s0/5.flac"),
         ("id1/s0/6.m4a", "id1/s0/6.FLAC"),
         ("id1/s0/5", "id1/s0/5.flac"),
+        ("alone.flac", "alone.wav"),
         ("id1/s0/7.wav", None),
         ("id1/s0/5.txt", None),
         ("./id1//s0/0.wav", "id1/s0/0.wav"),
