@@ -392,7 +392,8 @@ def audio_files(
     ValueError
         If the folder does not exist, is no path or holds no such file.
     """
-    folder = Path(folder)
+    # Files of a packed folder are found from any working folder.
+    folder = Path(os.path.abspath(folder) if find_packed(folder) else folder)
     if files_below(folder) is None:
         raise ValueError(f"There is no folder {folder}. Give one with files of audio.")
     left_out: list[LeftOut] = []

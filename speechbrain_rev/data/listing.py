@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
+# Settings of how files are checked, which may change until training begins.
+_CHECKS = "bad_files", "check_audio", "outside_files"
 # Utterances of each held-out speaker: a validation after each epoch must stay short.
 VALID_UTTERANCES = 10
 #: No encoder embeds shorter utterances, which are held out and in no trial.
@@ -140,6 +142,10 @@ class DataSettings:
         chosen = {name: knobs[name] for name in cls.__dataclass_fields__}
         return cls(**{**chosen, "trial_lists": tuple(chosen["trial_lists"])})
 
+    def checks(self) -> dict[str, object]:
+        """Return the settings of how files are checked."""
+        return {name: getattr(self, name) for name in _CHECKS}
+
     def segment_samples(self) -> int:
         """Return the samples of a segment, as train.py reads it."""
         return round(self.sentence_len * self.sample_rate)
@@ -175,7 +181,7 @@ class DataSettings:
     def fingerprint(self) -> dict[str, object]:
         """Return the settings that lists depend on, with a digest of each list's content."""
         given = asdict(self)
-        for name in ("data_folder", "trials_folder"):
+        for name in ("data_folder", "trials_folder", *_CHECKS):
             del given[name]
         if self.short != "drop":
             # Lists depend on a segment's length only where short utterances are left out.

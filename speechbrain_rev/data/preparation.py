@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
@@ -56,13 +57,15 @@ from .listing import (
 from .manifest import MAPPED, write_manifest
 from .rows import Row, counted
 
+logger = logging.getLogger(__name__)
+
 TRAIN, VALID_TRIALS, VALID = "train.csv", "valid_trials.txt", "valid.csv"
 LABELS, LEFT_OUT = "label_encoder.txt", "left_out.csv"
 RECORD = "prepared.json"
 LISTS = (TRAIN, VALID_TRIALS, VALID, LABELS)
 
 # Entries of the record that `prepare` writes.
-_ENTRIES = {"digest", "settings", "folder", "segment", "prepared"}
+_ENTRIES = {"digest", "settings", "folder", "checks", "segment", "prepared"}
 
 
 @dataclass(frozen=True)
@@ -192,11 +195,17 @@ def prepare(
         same = earlier.get("digest") == made.hexdigest()
         if begun and not same:
             raise ValueError(_changed(save_folder, earlier.get("settings"), given))
+        if begun:
+            _warn_of_checks(save_folder, earlier["checks"], settings.checks())
         # Lists have the paths of files: a folder that moved is listed again.
         stays = finished or (same and earlier["folder"] == folder)
         # Without checksums a record vouches for no lists: an interrupted preparation may
         # have written them.
-        unchanged = earlier.get("segment") == segment and RECORD in sums_in(save_folder)
+        unchanged = (
+            earlier.get("segment") == segment
+            and earlier["checks"] == settings.checks()
+            and RECORD in sums_in(save_folder)
+        )
         if stays and (begun or unchanged):
             return read_prepared(save_folder)
         save_folder.mkdir(parents=True, exist_ok=True)
@@ -206,12 +215,26 @@ def prepare(
             "digest": made.hexdigest(),
             "settings": given,
             "folder": folder,
+            "checks": settings.checks(),
             "segment": segment,
             "prepared": asdict(prepared),
         }
         write_whole(save_folder / RECORD, json.dumps(record, indent=1) + "\n")
         write_missing_sums(save_folder)
     return prepared
+
+
+def _warn_of_checks(
+    save_folder: Path, earlier: Mapping[str, object], now: Mapping[str, object]
+) -> None:
+    """Name the checks that come too late for a run that has begun."""
+    changed = [name for name in now if now[name] != earlier[name]]
+    if changed:
+        logger.warning(
+            f"{' and '.join(changed)} {'has' if len(changed) == 1 else 'have'} no "
+            f"effect: the lists of {save_folder.parent} are there, and a run keeps the "
+            "files that it began with. To check files anew, give a new output_folder."
+        )
 
 
 def _write_lists(

@@ -27,6 +27,7 @@ import yaml
 from speechbrain.utils.distributed import if_main_process, run_on_main
 
 from speechbrain_rev.architectures import architecture
+from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.manifest import Cause
 from speechbrain_rev.data.preparation import Prepared
 from speechbrain_rev.data.seeding import processes_saved
@@ -474,14 +475,17 @@ def changed_settings(settings: Mapping[str, Any], accumulated: int = 1) -> str:
     Returns
     -------
     str
-        Settings as ``already_finished`` lists them, the number of processes, and
-        ``accumulated``; after another batch of the optimizer the options that keep the
-        learning rate. Empty where nothing differs or no run has begun.
+        Settings as ``already_finished`` lists them, but for those of how files are
+        checked, the number of processes, and ``accumulated``; after another batch of the
+        optimizer the options that keep the learning rate. Empty where nothing differs or
+        no run has begun.
     """
     folder = Path(settings["output_folder"])
     if not has_run(settings) or not _recorded(settings):
         return ""
-    changes = _changes(settings)
+    # prepare names those that have no effect any more.
+    checks = DataSettings("").checks()
+    changes = _changes({n: v for n, v in settings.items() if n not in checks})
     now = {"processes": process_count(), ACCUMULATION: accumulated}
     then = now | _counts_of(settings["save_folder"])
     changes += [

@@ -356,7 +356,7 @@ def test_a_finished_run_that_is_started_again_changes_nothing(again, folder, los
     assert (
         again(lr=0.5) == f"{words} These settings had no effect: lr: was 0.1, is 0.5.\n"
     )
-    with pytest.raises(ValueError, match="other data settings"):
+    with pytest.raises(ValueError, match="a run on other data"):
         again(valid_speakers=2)
     if lost == "checkpoints":
         with pytest.raises(ValueError, match=r"has trained 1 epochs, and .* has ch"):
