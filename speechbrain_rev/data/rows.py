@@ -262,69 +262,65 @@ def find_rows(sources: Sequence[Source], names: Iterable[str]) -> Found:
                 # A file of the very name comes before those of other endings.
                 if key not in hits[name] or row.name.endswith(name):
                     hits[name][key] = row
-    found = Found({}, {}, {})
     by_key = {source.key: source for source in sources}
-
-    def check(name: str) -> tuple[Row | None, str, str]:
-        """Give the row, which file is missing, and how it leads out."""
-        if not hits[name]:
-            return _take_other(by_key, name)
-        ((key, row),) = hits[name].items()
-        source = by_key[key]
-        if source.whose is None:
-            return row, "" if audio_exists(row.path) else row.wav, ""
-        return row, "", _link_out(source, row)
-
+    found = Found({}, {}, {})
     for name, rows in hits.items():
         if len(rows) > 1:
             raise ValueError(
                 f"{name!r} is in the corpora {', '.join(rows)}. Write {min(rows)}/{name} for "
                 "one of them."
             )
-    for name, (hit, missing, outside) in zip(
-        hits, read_ahead(check, hits), strict=True
-    ):
+        if rows:
+            found.rows[name] = next(iter(rows.values()))
+        else:
+            _take_other(by_key, name, found)
+    names = list(found.rows)
+    problems = read_ahead(lambda name: _problem(by_key, found.rows[name]), names)
+    for name, (missing, outside) in zip(names, problems, strict=True):
         if missing:
             found.missing[name] = missing
         if outside:
             found.outside[name] = outside
-        elif hit is not None:
-            found.rows[name] = hit
+            del found.rows[name]
     return found
 
 
-def _take_other(
-    sources: Mapping[str, Source], name: str
-) -> tuple[Row | None, str, str]:
+def _take_other(sources: Mapping[str, Source], name: str, found: Found) -> None:
     """Take a name that no row has: of a file outside the folder, or one that is missing."""
     source, rest = _split(sources, name)
     if source is None:
-        return None, f"{name!r}, which none of {', '.join(sources)} has", ""
+        found.missing[name] = f"{name!r}, which none of {', '.join(sources)} has"
+        return
     if source.whose is None:
-        return None, f"{rest!r}, which {source.path} does not list", ""
-    file = source.path / rest
-    if not rest.startswith("/") and not posixpath.normpath(rest).startswith("../"):
-        return None, str(file), ""
-    if source.within is not None:
-        return None, "", "is absolute" if rest.startswith("/") else "has .."
-    return (
-        (source.row_of(rest), "", "") if audio_exists(file) else (None, str(file), "")
+        found.missing[name] = f"{rest!r}, which {source.path} does not list"
+        return
+    leads_out = rest.startswith("/") or posixpath.normpath(rest).startswith("../")
+    if leads_out and source.within is not None:
+        found.outside[name] = "is absolute" if rest.startswith("/") else "has .."
+    elif leads_out and audio_exists(source.path / rest):
+        found.rows[name] = source.row_of(rest)
+    else:
+        found.missing[name] = str(source.path / rest)
+
+
+def _problem(sources: Mapping[str, Source], row: Row) -> tuple[str, str]:
+    """Say which file of a list is missing, and how a link leads out of a folder."""
+    source = sources["" if "" in sources else row.id.partition("/")[0]]
+    if source.whose is None:
+        return "" if audio_exists(row.path) else row.wav, ""
+    if source.within is None:
+        return "", ""
+    real = os.path.realpath(row.path)
+    leads_out = (
+        "" if is_below(real, source.within) else f"leads through a link to {real}"
     )
+    return "", leads_out
 
 
 def _split(sources: Mapping[str, Source], name: str) -> tuple[Source | None, str]:
     """Give the source whose key a name begins with, and the name in it."""
     source = sources.get("" if "" in sources else name.partition("/")[0])
     return source, name.removeprefix(source.prefix if source else "")
-
-
-def _link_out(source: Source, row: Row) -> str:
-    """Say how a link leads out of the folder of a row."""
-    if source.within is None or is_below(
-        real := os.path.realpath(row.path), source.within
-    ):
-        return ""
-    return f"leads through a link to {real}"
 
 
 def is_below(path: str, folder: str | Path) -> bool:
