@@ -507,10 +507,11 @@ def tested_speakers(listing: ListedSpeech, settings: DataSettings) -> set[str]:
     found = find_rows(sources, names)
     tested: set[str] = set()
     for path, trials in lists.items():
-        speakers = _speakers_of(path, trials, found, sources)
         found.refuse_outside(path, trials.utterances)
+        speakers = _speakers_of(path, trials, found, sources)
         missing = lacking or found.lacking(trials.utterances)
-        if not lacking and (named := _by_models(path, trials, found.missing)):
+        absent = [name for name in trials.utterances if name in found.missing]
+        if not lacking and (named := _by_models(path, trials, absent)):
             missing += f" {named} names it."
         if missing and path == settings.valid_trials:
             raise ValueError(
@@ -598,6 +599,7 @@ def refuse_alike(rows: Iterable[Row]) -> None:
     first = {row.speaker or "": row for row in rows}
     known: dict[str, str] = {}
     folded: dict[str, str] = {}
+    pairs = []
     for speaker in first:
         plain = _plain(speaker)
         other = known.setdefault(plain, speaker)
@@ -609,11 +611,13 @@ def refuse_alike(rows: Iterable[Row]) -> None:
             )
         other = folded.setdefault(plain.casefold(), speaker)
         if other != speaker:
-            logger.warning(
-                f"The names of the speakers {other!r} ({first[other].path}) and {speaker!r} "
-                f"({first[speaker].path}) differ in case alone, and are two speakers. If they "
-                "are one, give both one name."
-            )
+            pairs.append(f"{other!r} and {speaker!r} ({first[speaker].path})")
+    if pairs:
+        logger.warning(
+            f"{counted(len(pairs), 'pair')} of speakers differ in case alone, and are two "
+            f"speakers each: {', '.join(pairs[:_EXAMPLES])}. If a pair is one speaker, give "
+            "both one name."
+        )
 
 
 def _plain(name: str) -> str:

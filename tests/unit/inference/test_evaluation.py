@@ -382,9 +382,7 @@ def test_speakers_of_a_list_who_were_trained_on_are_named(scorable):
     folder, trials, speakers = scorable
     renamed = {**speakers, "s06/0": "s00"}
     remarks = score(folder, [trials], renamed, **QUICK).remarks
-    words = (
-        "1 of 6 speakers of trials is in training, such as s00: its error rates are"
-    )
+    words = "1 of 6 speakers of trials is in training, such as s00: its error rates are"
     assert remarks[0].startswith(words)
     assert not any(
         "training, such as" in r
