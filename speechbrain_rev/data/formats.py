@@ -448,7 +448,7 @@ def _in_shard(tar: Path, place: str) -> Iterator[Row]:
                         f"{tar}: the utterance {key!r} is there twice, {member.name!r} is "
                         "the second. Pack it again with one."
                     )
-                of[key] = _spk(file, member, tar) if of is speakers else member.name
+                of[key] = _spk(file, member) if of is speakers else member.name
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
     if odd := audio.keys() ^ speakers.keys():
@@ -462,15 +462,12 @@ def _in_shard(tar: Path, place: str) -> Iterator[Row]:
         yield _listed_row(key, f"{tar}/{name}", speakers[key])
 
 
-def _spk(file: BinaryIO, member: Member, tar: Path) -> str:
+def _spk(file: BinaryIO, member: Member) -> str:
     """Read a member that names a speaker."""
     file.seek(member.begin)
-    try:
-        return file.read(min(member.size, _MOST_OF_NAME)).decode().strip()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{tar}: {member.name!r} is no UTF-8 text. Pack it again."
-        ) from error
+    content = file.read(min(member.size, _MOST_OF_NAME))
+    # Bytes that are no UTF-8 are refused with the utterance.
+    return content.decode(errors="surrogateescape").strip()
 
 
 def read_lhotse(path: Path) -> Iterator[Row]:

@@ -229,13 +229,6 @@ def cohort_files(
             name: str(path) for name, path in files.items() if not audio_exists(path)
         }
     else:
-        for name, wav in chosen.items():
-            suffix = Path(wav).suffix
-            if not wav.endswith(f"/{name.removesuffix(suffix)}{suffix}"):
-                raise ValueError(
-                    f"{manifest}: {name} is no path in a data folder, as "
-                    f"{wav} shows. Leave --data_folder out."
-                )
         found = find_rows(
             open_sources(data_folder, outside_files=outside_files), chosen
         )

@@ -139,8 +139,11 @@ def test_data_that_moved_are_read_in_their_folder(run, data, tmp_path):
     # Of lists elsewhere the path stays.
     replace(run / RECORD, ("/gone/lists/o", f"{run}/o"))
     assert files_of_run(run, data_folder=str(here))[0]
-    replace(run / "save/train.csv", ("/gone/wav/", "/gone/other_"))
-    with pytest.raises(ValueError, match=r"is no path in a data folder.*--data_folder"):
+    first = read_manifest(run / "save/train.csv")[0].ID
+    replace(run / "save/train.csv", (f"{first},", f"{first}9,"))
+    with pytest.raises(
+        ValueError, match=r"training .* 1 of 16 files is missing.*9\. Give"
+    ):
         files_of_run(run, data_folder=str(here))
 
 
