@@ -15,14 +15,12 @@ into the run's save folder, never into the data folder:
 
 - train.csv: the training manifest (ID, wav, samples, spk_id)
 - valid_trials.txt: trials between held-out speakers, if any are held out
+- valid.csv: the files of these trials
 - label_encoder.txt: the number of each speaker, as SpeechBrain writes it
-- bad_files.txt: files that cannot be used, and why
-- accounting.csv: how many files were seen, used, and left out for which reason
-- left_out.csv: each file that is left out, and why
-- single_speakers.txt: speakers with one utterance to train on
-- lost_speakers.txt: speakers of whom no utterance can be used
-- prepared.json: the settings; with the same settings again, nothing is done, and
-  with others, once there are checkpoints, it is refused: speakers keep their numbers
+- left_out.csv: each file that is not used, and why
+- prepared.json: the settings, and a digest of settings and data; while both are equal,
+  nothing is done, and with others, once there are checkpoints, it is refused: speakers
+  keep their numbers
 - SHA256SUMS: checksums of the lists and the settings, which are compared when one is read
 """
 
@@ -38,6 +36,7 @@ from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.packing import pack
 from speechbrain_rev.data.preparation import prepare
+from speechbrain_rev.data.rows import counted
 from speechbrain_rev.files import check_writable
 from speechbrain_rev.hparams import compose, plain_settings
 from speechbrain_rev.training.run_folder import owned
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             channel=options.channel,
             outside_files=options.outside_files,
         )
-        print(f"{packed}: {count} files. Give it in the place of {source}.")
+        print(f"{packed}: {counted(count, 'file')}. Give it in the place of {source}.")
     else:
         settings = plain_settings(compose(argv).text)
         folder = Path(settings["output_folder"])

@@ -36,7 +36,7 @@ from depth import memory_by_depth
 from speechbrain_rev import plots, scoring
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.catalog import counted_peaks
-from speechbrain_rev.data import open_corpus, read_manifest
+from speechbrain_rev.data import open_sources, read_manifest
 from speechbrain_rev.files import read_rows
 from speechbrain_rev.inference import (
     FbankStatistics,
@@ -268,7 +268,7 @@ def score_systems(
     reports = {}
     for name, embedder in systems(run, device).items():
         folder = output / name
-        trials = trial_files(trial_lists, open_corpus(data))
+        trials = trial_files(trial_lists, open_sources(data))
         extract(embedder, folder, trials, cohort_files(manifest, COHORT_UTTERANCES))
         report = score(folder, trial_lists, speakers)
         assert report is not None

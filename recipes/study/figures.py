@@ -33,7 +33,7 @@ from paired import (
 )
 
 from speechbrain_rev import scoring
-from speechbrain_rev.data import VoxCelebFolder
+from speechbrain_rev.data.rows import speaker_of_name
 from speechbrain_rev.files import write_whole
 
 SETTING, MARGINS, MEASURES = "setting.json", "margins.json", "measures.json"
@@ -57,8 +57,6 @@ BASELINE, CEILING, SAME_WEIGHTS = (
     "the reference and the margin reach the highest rate there is",
     "both ended with the same weights: what was to be tested changed nothing",
 )
-# An archive has no corpus, but names that begin with the speaker.
-_BY_NAME = VoxCelebFolder(Path())
 #: What the archive holds.
 PACKED = (
     *(SETTING, MARGINS, MEASURES, RESULTS),
@@ -145,7 +143,7 @@ class Study:
                     f"{path} has other trials than the runs before it: their rates cannot "
                     "be compared. Score all runs on one list."
                 )
-            speakers = {n: _BY_NAME.speaker(n) or n for n in listed.utterances}
+            speakers = {n: speaker_of_name(n) or n for n in listed.utterances}
             drawn = scoring.bootstrap(
                 scores,
                 listed.labels,

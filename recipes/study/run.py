@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.cli import run_script
-from speechbrain_rev.data import audio_files, open_corpus, read_manifest
+from speechbrain_rev.data import audio_files, open_sources, read_manifest
 from speechbrain_rev.devices import named_device
 from speechbrain_rev.files import digest_of, read_rows, write_whole, writing_alone
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
@@ -376,7 +376,7 @@ def score_baselines(
         embedder = SpeakerEmbedder(
             statistics, device="cpu", fingerprint=f"{name} {sizes}"
         )
-        tested = trial_files(trial_lists, open_corpus(data))
+        tested = trial_files(trial_lists, open_sources(data))
         cohort = cohort_files(manifest, COHORT_UTTERANCES)
         extract(embedder, folder, tested, cohort)
         score(folder, trial_lists, speakers, cohort_top_n=top_n, replicates=0)

@@ -100,15 +100,15 @@ def _settings(parsed: argparse.Namespace) -> DataSettings:
 
 
 def _draw(overview: Overview, paths: Sequence[str], picture: str) -> None:
+    from speechbrain_rev.data.rows import counted
     from speechbrain_rev.plots import corpus_histograms
 
     of_speakers = overview.of_speakers()
-    corpus = overview.account.listing.corpus.format
     corpus_histograms(
         overview.seconds,
         list(of_speakers.values()),
         picture,
-        title=f"{corpus}: {len(overview.seconds):,} utterances of {len(of_speakers):,} "
-        "speakers",
+        title=f"{overview.format}: {counted(len(overview.seconds), 'utterance')} of "
+        f"{counted(len(of_speakers), 'speaker')}",
         source=f"{', '.join(paths)}, as train.py would read it.",
     )

@@ -3,12 +3,7 @@
 from speechbrain_rev import torchaudio_pair  # noqa: F401, imported before torchaudio
 
 from .augmentation import SpeakerAugment, add_noise, reverberate
-from .corpora import CORPORA, open_corpus
-from .corpus import (
-    Corpus,
-    VoxCelebFolder,
-    audio_files,
-)
+from .corpora import open_sources
 from .dataset import (
     ChunkBatch,
     ChunkDataset,
@@ -17,31 +12,34 @@ from .dataset import (
     collate_whole,
     repeat_to,
 )
-from .formats import FORMATS, Row
+from .folders import LAYOUTS, Layout, audio_files
+from .formats import FORMATS, Format
 from .manifest import Manifest, Utterance, read_manifest, write_manifest
+from .rows import Row, Source
 from .sampling import EpochBatchSampler
 from .seeding import GlobalRandomState, generator
 
 __all__ = [
-    "CORPORA",
     "FORMATS",
+    "LAYOUTS",
     "ChunkBatch",
     "ChunkDataset",
-    "Corpus",
     "EpochBatchSampler",
+    "Format",
     "GlobalRandomState",
+    "Layout",
     "Manifest",
     "Row",
+    "Source",
     "SpeakerAugment",
     "Utterance",
-    "VoxCelebFolder",
     "WholeUtterances",
     "add_noise",
     "audio_files",
     "collate_chunks",
     "collate_whole",
     "generator",
-    "open_corpus",
+    "open_sources",
     "read_manifest",
     "repeat_to",
     "reverberate",

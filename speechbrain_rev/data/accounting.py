@@ -6,34 +6,25 @@ it decided, and `speechbrain-rev data` shows it.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
-from pathlib import Path
+from threading import Lock
 
-from speechbrain_rev.files import write_whole
+from speechbrain_rev.audio.reading import AudioInfo
+from speechbrain_rev.bars import progress_bar
 
-from .checking import check_files, find_copies
-from .corpus import located
+from .checking import Checked, read_checked
 from .listing import (
     DataSettings,
     ListedSpeech,
     refuse_alike,
-    refuse_one_folder_twice,
-    refuse_shared_audio,
     same_speakers,
     tested_speakers,
 )
 from .manifest import Cause, LeftOut, Utterance
-
-ACCOUNTING, LEFT_OUT = "accounting.csv", "left_out.csv"
-SINGLE = "single_speakers.txt"
-
-LOST = "lost_speakers.txt"
+from .rows import Row, counted, read_ahead
 
 #: How clips that are shorter than a segment come to its length.
 LENGTHENED = {"repeat": "repeated", "pad": "padded with zeros"}
@@ -77,14 +68,12 @@ class Account:
 
     def looked_at(self) -> int:
         """Count the files that were checked, or have no speaker."""
-        return self.used() + len(self.problems) + self.causes()[Cause.SHORT]
+        causes = self.causes()
+        return self.used() + len(self.problems) + causes.get(Cause.SHORT.words, 0)
 
-    def causes(self) -> Counter[Cause]:
-        """Count files that are left out by cause; two causes are always there."""
-        counts = Counter(one.cause for one in self.left_out)
-        first = {cause: counts.pop(cause, 0) for cause in (Cause.TESTED, Cause.BESIDE)}
-        others = sorted(counts, key=lambda cause: cause.words)
-        return Counter(first | {cause: counts[cause] for cause in others})
+    def causes(self) -> dict[str, int]:
+        """Count the files that are left out by the words of their cause."""
+        return dict(sorted(Counter(one.cause.words for one in self.left_out).items()))
 
 
 def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
@@ -95,7 +84,8 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     listing : ListedSpeech
         As ``list_speech`` gives it.
     settings : DataSettings
-        The run's.
+        The run's. With ``check_audio`` each file is decoded, which finds silence, NaN and
+        damage behind headers, and takes as long as reading the corpus.
 
     Returns
     -------
@@ -105,8 +95,7 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     Raises
     ------
     ValueError
-        If two speakers have one folder, one name or one recording, or a trial list cannot
-        be used.
+        If names of two speakers look the same, or a trial list cannot be used.
 
     Example
     -------
@@ -117,57 +106,107 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     >>> soundfile.write(path, [0.0, 0.5], 16000)
     >>> settings = DataSettings(str(getfixture("tmp_path")), short="drop")
     >>> account = take_account(list_speech(settings), settings)
-    >>> account.used(), account.causes()[Cause.SHORT]
-    (0, 1)
+    >>> account.used(), account.causes()
+    (0, {'shorter than a segment': 1})
     """
-    corpus, by_speaker = listing.corpus, listing.by_speaker
-    refuse_one_folder_twice(corpus, by_speaker)
-    refuse_alike(corpus, by_speaker)
-    spoken = tested_speakers(corpus, settings)
-    tested = same_speakers(corpus, by_speaker, spoken)
-    if settings.train_list is not None and spoken:
-        # Such a list may call them otherwise than their folders.
-        tested |= {
-            speaker
-            for speaker, names in by_speaker.items()
-            if any(corpus.speaker(name) in spoken for name in names)
-        }
-    kept = {s: names for s, names in sorted(by_speaker.items()) if s not in tested}
-    usable, left_out, treated, headers = check_files(kept, corpus, settings)
-    unused = [
-        (speaker, str(located(corpus, name)[0]))
-        for speaker in sorted(tested)
-        for name in by_speaker[speaker]
+    refuse_alike(listing.rows)
+    tested = same_speakers(listing, tested_speakers(listing, settings))
+    rows = [row for row in listing.rows if row.speaker not in tested]
+    usable, left_out, treated, headers = check_files(rows, settings)
+    left_out = [*listing.left_out, *left_out]
+    left_out += [
+        LeftOut(row.wav, Cause.TESTED, f"{row.speaker} is in a trial list")
+        for row in listing.rows
+        if row.speaker in tested
     ]
-    if len(corpus.parts()) > 1:
-        used = ((s, one.wav) for s, names in usable.items() for one in names.values())
-        refuse_shared_audio(chain(unused, used))
-    copies = find_copies(usable, unused)
-    for speaker, name in copies:
-        del usable[speaker][name]
-    usable = {speaker: names for speaker, names in usable.items() if names}
-    left_out = [*listing.left_out, *left_out, *copies.values()]
-    left_out += [LeftOut(p, Cause.TESTED, f"{s} is in a trial list") for s, p in unused]
     left_out.sort(key=lambda one: not one.cause.advice)
-    account = Account(
-        listing,
-        usable,
-        left_out,
-        Counter(
-            how
-            for names in usable.values()
-            for one in names.values()
-            for how in treated.get(one.ID, ())
-        ),
-        headers,
-        [speaker for speaker in kept if speaker not in usable],
-    )
+    speakers = dict.fromkeys(row.speaker or "" for row in rows)
+    lost = [speaker for speaker in speakers if speaker not in usable]
+    account = Account(listing, usable, left_out, treated, headers, lost)
     seen, accounted = listing.seen(), account.used() + len(left_out)
     assert seen == accounted, (
         f"{seen} files were seen, {account.used()} are used and {len(left_out)} left out: "
         f"{seen - accounted} are lost. This is a defect; please report it."
     )
     return account
+
+
+def check_files(
+    rows: Sequence[Row], settings: DataSettings
+) -> tuple[
+    dict[str, dict[str, Utterance]],
+    list[LeftOut],
+    Counter[str],
+    Counter[tuple[int, int]],
+]:
+    """Look at the header of each file, or at all of it.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        Of speakers who are trained on or held out.
+    settings : DataSettings
+        The run's.
+
+    Returns
+    -------
+    usable : dict of str to dict of str to Utterance
+        By speaker and name; speakers without any are left out.
+    left_out : list of LeftOut
+        The others, in order.
+    treated : Counter
+        Of ``RESAMPLED``, ``MIXED`` and ``CHOSEN``, among the usable.
+    headers : Counter
+        Of sample rate and number of channels, of each file whether it can be used or not.
+    """
+    headers: Counter[tuple[int, int]] = Counter()
+    counting = Lock()
+
+    def count(header: AudioInfo) -> None:
+        with counting:
+            headers[header.sample_rate, header.channels] += 1
+
+    def checked(row: Row) -> Checked | LeftOut:
+        audio = read_checked(
+            row.wav,
+            name=row.name,
+            sample_rate=settings.sample_rate,
+            whole=settings.check_audio,
+            resample=settings.resample,
+            channel=settings.channel,
+            header=count,
+        )
+        # Decoded samples are dropped here.
+        return audio._replace(wav=None) if isinstance(audio, Checked) else audio
+
+    usable: dict[str, dict[str, Utterance]] = {}
+    left_out: list[LeftOut] = []
+    treated: Counter[str] = Counter()
+    seen: set[str] = set()
+    shortest = settings.segment_samples() if settings.short == "drop" else 0
+    bar = progress_bar(
+        "speech" if settings.check_audio else "headers",
+        read_ahead(checked, rows),
+        unit="utt",
+        total=len(rows),
+        leave=True,
+    )
+    for row, audio in zip(rows, bar, strict=True):
+        if isinstance(audio, LeftOut):
+            left_out.append(audio)
+        elif row.id in seen:
+            words = f"{row.wav} is the second file of the name {row.id}"
+            left_out.append(LeftOut(row.wav, Cause.TWICE, words))
+        elif audio.samples < shortest:
+            words = f"{audio.samples} samples, and a segment has {shortest}"
+            left_out.append(LeftOut(row.wav, Cause.SHORT, words))
+        else:
+            seen.add(row.id)
+            speaker = row.speaker or ""
+            utterance = Utterance(row.id, row.wav, audio.samples, speaker, row.labels)
+            usable.setdefault(speaker, {})[row.name] = utterance
+            treated.update(audio.treated)
+    return usable, left_out, treated, headers
 
 
 def refuse_few_speakers(account: Account, held_out: Collection[str] = ()) -> None:
@@ -187,7 +226,7 @@ def refuse_few_speakers(account: Account, held_out: Collection[str] = ()) -> Non
     """
     left = len(account.usable) - len(held_out)
     if left < 2:
-        found = len(account.listing.by_speaker)
+        found = len(account.listing.speakers())
         in_lists = found - len(account.lost) - len(account.usable)
         lost = ""
         if account.lost:
@@ -195,7 +234,7 @@ def refuse_few_speakers(account: Account, held_out: Collection[str] = ()) -> Non
                 f"{len(account.lost)} without a usable utterance ({account.lost[0]}), "
             )
         raise ValueError(
-            f"Only {left} speaker(s) are left for training: {found} found, "
+            f"Only {counted(left, 'speaker')} left for training: {found} found, "
             f"{in_lists} in trial lists, {lost}{len(held_out)} held out. "
             "Check data_folder, train_list, trial_lists and valid_speakers."
         )
@@ -205,60 +244,3 @@ def count_short(utterances: Iterable[Utterance], settings: DataSettings) -> int:
     """Count utterances that are shorter than a segment of a run."""
     segment = settings.segment_samples()
     return sum(one.samples < segment for one in utterances)
-
-
-def write_account(
-    account: Account,
-    save_folder: Path,
-    *,
-    training: Sequence[Utterance],
-    validation: int,
-    single: Sequence[str],
-    settings: DataSettings,
-) -> None:
-    """Write what was seen, used and left out: by reason, by file, and single speakers.
-
-    Parameters
-    ----------
-    account : Account
-        Of the corpus.
-    save_folder : Path
-        Where ``accounting.csv``, ``left_out.csv``, ``single_speakers.txt`` and
-        ``lost_speakers.txt`` are written.
-    training : sequence of Utterance
-        What is trained on.
-    validation : int
-        How many utterances are held out.
-    single : sequence of str
-        Speakers with one utterance to train on.
-    settings : DataSettings
-        The run's.
-    """
-    how = dict(sorted(account.treated.items()))
-    if short := count_short(training, settings):
-        how[f"{Cause.SHORT.words} and {LENGTHENED[settings.short]}"] = short
-    assert len(training) + validation == account.used()
-    counts = {
-        "seen": account.listing.seen(),
-        "used: training": len(training),
-        "used: validation": validation,
-        **{f"of the used: {words}": count for words, count in how.items()},
-        **{f"left out: {why.words}": n for why, n in account.causes().items()},
-    }
-    _write_csv(save_folder / ACCOUNTING, ("what", "files"), counts.items())
-    left_out = [(path, why.words, detail) for path, why, detail in account.left_out]
-    _write_csv(save_folder / LEFT_OUT, ("file", "reason", "detail"), left_out)
-    for file, speakers in ((SINGLE, single), (LOST, account.lost)):
-        names = "".join(f"{name}\n" for name in speakers)
-        write_whole(save_folder / file, names.encode(errors="backslashreplace"))
-
-
-def _write_csv(
-    path: Path, header: Sequence[str], rows: Collection[Sequence[object]]
-) -> None:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(header)
-    table.writerows(rows)
-    # A name that is not in UTF-8 can be written in no other way.
-    write_whole(path, text.getvalue().encode(errors="backslashreplace"))

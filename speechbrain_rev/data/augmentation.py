@@ -27,6 +27,7 @@ from speechbrain_rev.processes import process_rank
 
 from .corpora import noise_files
 from .dataset import repeat_to
+from .rows import counted
 from .seeding import generator, read_step, write_step
 
 logger = logging.getLogger(__name__)
@@ -253,9 +254,9 @@ class SpeakerAugment:
         speeds = ", ".join(map(str, self.speeds))
         noise, rirs = "none (noise_folder)", "none (rir_folder)"
         if self.noise_files:
-            noise = f"{len(self.noise_files)} files in {self.noise_root}"
+            noise = f"{counted(len(self.noise_files), 'file')} in {self.noise_root}"
         if self.rir_files:
-            rirs = f"{len(self.rir_files)} files in {self.rir_root}"
+            rirs = f"{counted(len(self.rir_files), 'file')} in {self.rir_root}"
         words = f"Speeds: {speeds}. Noise: {noise}. Reverberation: {rirs}."
         if self.aside:
             words += f" Hidden, or converted to WAV or FLAC: {len(self.aside)}."
@@ -410,12 +411,12 @@ class SpeakerAugment:
                 logger.warning(f"Augmentation goes on without a file: {error}")
                 if len(self.unread) > self.max_unread:
                     raise ValueError(
-                        f"{len(self.unread)} files of noise_folder or rir_folder could not "
+                        f"{counted(len(self.unread), 'file')} of noise_folder or rir_folder could not "
                         f"be read, more than max_unread: {self.max_unread}. The last "
                         f"because: {error}"
                     ) from error
         raise ValueError(
-            f"None of the {len(files)} files such as {files[drawn]} can be read. Give "
+            f"None of {counted(len(files), 'file')} such as {files[drawn]} can be read. Give "
             "another noise_folder or rir_folder."
         )
 

@@ -18,11 +18,9 @@ from speechbrain_rev.devices import usable_cpus
 from speechbrain_rev.processes import process_count, process_rank
 from speechbrain_rev.scoring import Trials
 
-from .corpora import open_corpus
-from .corpus import Corpus
 from .labels import read_labels
 from .manifest import Manifest, Utterance, read_manifest
-from .preparation import LABELS, TRAIN
+from .preparation import LABELS, TRAIN, read_valid_files
 from .sampling import EpochBatchSampler
 from .seeding import draw_below
 
@@ -286,10 +284,8 @@ class WholeUtterances(Dataset[tuple[str, torch.Tensor | str]]):
 
     Parameters
     ----------
-    corpus : Corpus
-        Where the names are files.
-    names : sequence of str
-        As trial lists give them.
+    files : mapping of str to path
+        By the names that trial lists give them.
     sample_rate : int
         Rate that files are read at, Hz.
     resample, channel : bool, and int, "mix" or None
@@ -300,16 +296,15 @@ class WholeUtterances(Dataset[tuple[str, torch.Tensor | str]]):
 
     def __init__(
         self,
-        corpus: Corpus,
-        names: Sequence[str],
+        files: Mapping[str, str | Path],
         *,
         sample_rate: int = 16000,
         resample: bool = False,
         channel: int | str | None = None,
         max_samples: int,
     ) -> None:
-        self.corpus = corpus
-        self.names = names
+        self.files = files
+        self.names = list(files)
         self._read_audio = partial(
             read_audio,
             sample_rate=sample_rate,
@@ -336,11 +331,10 @@ class WholeUtterances(Dataset[tuple[str, torch.Tensor | str]]):
         """
         name = self.names[index]
         try:
-            path = self.corpus.locate(name)
-            wav = self._read_audio(path)
+            wav = self._read_audio(self.files[name])
         except (ValueError, OSError) as error:
             return name, str(error)
-        return name, wav if len(wav) else f"{path} holds no samples"
+        return name, wav if len(wav) else f"{self.files[name]} holds no samples"
 
 
 def collate_whole(
@@ -415,11 +409,9 @@ def valid_loader(hparams: Mapping[str, Any], trials: Trials) -> DataLoader[Any]:
     DataLoader
         Of each utterance's name and a ``ChunkBatch``, or the reason why it cannot be read.
     """
-    folder = hparams["trials_folder" if hparams["valid_trials"] else "data_folder"]
+    files = read_valid_files(hparams["save_folder"])
     dataset = WholeUtterances(
-        # Names that lead out were refused when the trials were prepared.
-        open_corpus(folder, outside_files=True),
-        trials.utterances,
+        {name: files[name] for name in trials.utterances},
         sample_rate=hparams["sample_rate"],
         resample=hparams["resample"],
         channel=hparams["channel"],

@@ -1,8 +1,7 @@
-"""Formats in which a corpus is given: one function each reads its rows, and one table.
+"""Lists of utterances: one function a format reads its rows.
 
-A format that lists its utterances is a function `read_x(path)` that yields rows, one that
-recognises it, and a row of `FORMATS`. Rows that have no speaker are refused by `corpora`,
-which takes them for noise. Folders of audio are `VoxCelebFolder`'s.
+A format is a function `read_x(path)` that yields rows, one that recognises it, and a row of
+`FORMATS`. Rows of noise need no speaker.
 """
 
 from __future__ import annotations
@@ -15,22 +14,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 from speechbrain_rev.audio.reading import AudioInfo, audio_info
-from speechbrain_rev.audio.segments import Segment
 from speechbrain_rev.audio.shards import SUFFIX, Member, indexed
 from speechbrain_rev.files import parse_json, refusing
 from speechbrain_rev.lists import each_line, read_lines
 
-from .corpus import AUDIO_SUFFIXES, OTHER_SUFFIXES
 from .manifest import RESERVED
+from .rows import ALL_SUFFIXES, Row, counted
 
 Item = TypeVar("Item")
 
-# Of a recording that cannot be read, and is reported as such when it is checked.
+# The rate of a recording that cannot be read; the check of files reports it.
 _ANY_RATE = 16000
-# What times of a cut and of its supervision differ by, in seconds, where they are one.
+# Seconds by which equal times of a cut and of its supervision may differ.
 _ROUNDED = 0.01
 # No recording is as many seconds long: 30 years.
 _LONGEST = 1e9
@@ -44,48 +42,26 @@ _MOST_OF_NAME = 4096
 _TARS = (b".tar", b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".tar.zst")
 
 
-class Row(NamedTuple):
-    """An utterance of a list.
+def _path_of(folder: Path, wav: str) -> str:
+    """Give the path of a file that is relative to a list's folder, or absolute."""
+    path = wav if wav.startswith("/") else f"{folder}/{wav}"
+    # A Path of each of a million takes seconds.
+    return str(Path(path)) if "//" in path or "/." in path else path
 
-    Attributes
-    ----------
-    ID : str
-        Its unique name.
-    file : Path
-        The audio file, or member of a tar.
-    speaker : str or None
-        Who speaks; None where the list does not say, as of noise.
-    start : int
-        First sample of the utterance in the file.
-    samples : int or None
-        Its length; None for all that follow.
-    session : str or None
-        What it was recorded in; None for the file.
-    channel : int or None
-        Of the file, from 0 on; None where the list does not say.
-    labels : tuple of pairs of str
-        What else the list says of it, by name: columns of the manifest.
-    """
 
-    ID: str
-    file: Path
-    speaker: str | None
-    start: int = 0
-    samples: int | None = None
-    session: str | None = None
-    channel: int | None = None
-    labels: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def audio(self) -> tuple[Path, int, int | None, int | None]:
-        """Return what is heard: file, start, length and channel."""
-        return self.file, self.start, self.samples, self.channel
-
-    def path(self) -> Path:
-        """Give the path of the file, or of the segment of it."""
-        if not self.start and self.samples is None and self.channel is None:
-            return self.file
-        return Segment(self.file, self.start, self.samples, self.channel).path()
+def _listed_row(
+    name: str,
+    path: str,
+    speaker: str | None,
+    start: int = 0,
+    samples: int | None = None,
+    *,
+    session: str | None = None,
+    channel: int | None = None,
+    labels: tuple[tuple[str, str], ...] = (),
+) -> Row:
+    """Make the row of an utterance; its file is its session where the list has none."""
+    return Row(name, path, speaker, start, samples, channel, session or path, labels)
 
 
 def _made(
@@ -97,6 +73,10 @@ def _made(
             row = make(given)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
+        except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            raise ValueError(
+                f"{place}: a field is missing or of another kind ({error!r}). Write it again."
+            ) from error
         yield row
 
 
@@ -130,7 +110,7 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
     return _made(_speechbrain_rows(path), partial(_speechbrain_row, path.parent))
 
 
-def _speechbrain_row(folder: Path, given: Mapping[str, object]) -> Row:
+def _speechbrain_row(folder: Path, given: Mapping[str, Any]) -> Row:
     wav = _text(given, "wav")
     if "data_root" in wav:
         for root in ("$data_root", "{data_root}"):
@@ -144,15 +124,15 @@ def _speechbrain_row(folder: Path, given: Mapping[str, object]) -> Row:
                 "correct them."
             )
         _refuse_seconds(given.get("duration"), samples)
-    return Row(
+    return _listed_row(
         _text(given, "ID"),
-        folder / wav,
+        _path_of(folder, wav),
         _who(given.get("spk_id")),
         start,
         samples,
-        _who(given.get("session")),
-        _whole_number(given, "channel"),
-        _labels(given, _SPEECHBRAINS),
+        session=_who(given.get("session")),
+        channel=_whole_number(given, "channel"),
+        labels=_labels(given, _SPEECHBRAINS),
     )
 
 
@@ -169,20 +149,13 @@ def _refuse_seconds(duration: object, samples: int) -> None:
         )
 
 
-def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Give the fields of each row, and where it stands."""
     text = "\n".join(each_line(path, "ID,duration,wav,start,stop,spk_id"))
     if path.suffix.lower() == ".json":
-        rows = _json(text, str(path))
-        for name, given in rows.items():
-            place = f"{path}, {name!r}"
-            if not isinstance(given, dict):
-                raise ValueError(f"{place} is no object with wav and spk_id.")
-            if given.get("ID", name) != name:
-                raise ValueError(
-                    f"{place} has the ID {given['ID']!r} in it. Leave one of both."
-                )
-            yield place, {"ID": name, **given}
+        for name, given in _json(text, str(path)).items():
+            fields = given if isinstance(given, dict) else {}
+            yield f"{path}, {name!r}", {**fields, "ID": name}
         return
     # A dictionary of csv.DictReader takes three times as long.
     table = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -242,11 +215,11 @@ def read_kaldi(path: Path) -> Iterator[Row]:
     >>> folder = getfixture("tmp_path")
     >>> _ = (folder / "wav.scp").write_text("u1 /data/a.wav\n")
     >>> _ = (folder / "utt2spk").write_text("u1 ann\n")
-    >>> [(row.ID, row.speaker) for row in read_kaldi(folder)]
+    >>> [(row.id, row.speaker) for row in read_kaldi(folder)]
     [('u1', 'ann')]
     """
     table = _kaldi_table(path / "wav.scp", "'recording file'", _no_command)
-    recordings = {name: path / wav for name, (wav, _) in table.items()}
+    recordings = {name: _path_of(path, wav) for name, (wav, _) in table.items()}
     # Noise has none.
     speakers, named = {}, (path / "utt2spk").exists()
     if named:
@@ -284,11 +257,11 @@ def read_kaldi(path: Path) -> Iterator[Row]:
             # The file was made of that channel.
             channel = None
         if start is None:
-            return Row(name, file, speaker, channel=channel)
+            return _listed_row(name, file, speaker, channel=channel)
         rate = header.sample_rate if (header := _header(file)) else _ANY_RATE
         first = round(start * rate)
         samples = None if end is None else round(end * rate) - first
-        return Row(name, file, speaker, first, samples, channel=channel)
+        return _listed_row(name, file, speaker, first, samples, channel=channel)
 
     yield from _made(((place, (name, x)) for name, (x, place) in parts.items()), row)
 
@@ -316,16 +289,11 @@ def _kaldi_table(
             raise ValueError(f"{place}: {line[:60]!r} has one field. Lines are {form}.")
         text = rest[0].strip()
         if name in table:
-            before = next(other for other in lines if other.split()[0] == name)
-            was = before.split(maxsplit=1)[1].strip()
-            raise ValueError(
-                f"{place}: {name!r} is {text[:60]!r} and was {was[:60]!r} before. Leave the "
-                "right line."
-            )
+            raise ValueError(f"{place}: {name!r} is there twice. Leave the right line.")
         try:
             table[name] = take(text), place
         except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
+            raise ValueError(f"{place}: {error}. Lines are {form}.") from error
     if not table:
         raise ValueError(f"{path} is empty. Lines are {form}.")
     return table
@@ -335,17 +303,14 @@ def _no_command(wav: str) -> str:
     if wav.startswith("|") or wav.endswith("|"):
         raise ValueError(
             f"{wav[:60]!r} is a command, and is not run. Write its output into a file and "
-            "list that: wav-copy scp:wav.scp 'ark,scp:...' of Kaldi, or the command itself "
-            "with > FILE.wav."
+            "list that (wav-copy scp:wav.scp 'ark,scp:...' of Kaldi)"
         )
     return wav
 
 
 def _one_field(speaker: str) -> str:
     if len(speaker.split()) > 1:
-        raise ValueError(
-            f"{speaker[:60]!r} is more than one field. Lines are 'utterance speaker'."
-        )
+        raise ValueError(f"{speaker[:60]!r} is more than one field")
     return speaker
 
 
@@ -357,33 +322,21 @@ def _kaldi_channel(text: str) -> int:
     if channel.isdecimal() and int(channel):
         return int(channel) - 1
     raise ValueError(
-        f"the channel is {channel[:60]!r}. Channels are A, B, ... or 1, 2, ...; correct it."
+        f"the channel is {channel[:60]!r}. Channels are A, B, ... or 1, 2, ..."
     )
 
 
 def _kaldi_part(text: str) -> _KaldiPart:
     """Give a segment of a recording."""
     recording, *times = text.split()
-    try:
-        start, end = map(float, times)
-    except ValueError as error:
-        raise ValueError(
-            f"{' '.join(times)[:60]!r} are no start and end in seconds. Lines are "
-            "'utterance recording start end'."
-        ) from error
-    if not (math.isfinite(start) and math.isfinite(end)) or start < 0:
-        raise ValueError(f"it begins at {start:g} s, ends at {end:g} s. Correct it.")
-    if end != -1 and end <= start:
-        raise ValueError(
-            f"it ends at {end:g} s, not behind its start at {start:g} s. Correct it."
-        )
-    if max(start, end) > _LONGEST:
-        raise ValueError(f"a time is {max(start, end):g} s. Correct it.")
+    start, end = map(float, times)
+    if not (0 <= start < _LONGEST and (end == -1 or start < end < _LONGEST)):
+        raise ValueError(f"it goes from {start:g} s to {end:g} s")
     return recording, start, None if end == -1 else end
 
 
 @lru_cache(maxsize=4096)
-def _header(file: Path) -> AudioInfo | None:
+def _header(file: str) -> AudioInfo | None:
     """Read a header; None of a file whose problem is reported when it is checked."""
     try:
         return audio_info(file, estimate=True)
@@ -412,7 +365,7 @@ def read_wespeaker(path: Path) -> Iterator[Row]:
     -------
     >>> path = getfixture("tmp_path") / "raw.list"
     >>> _ = path.write_text('{"key": "u1", "wav": "/data/a.wav", "spk": "ann"}\n')
-    >>> [(row.ID, row.speaker) for row in read_wespeaker(path)]
+    >>> [(row.id, row.speaker) for row in read_wespeaker(path)]
     [('u1', 'ann')]
     """
     form = '{"key": ..., "wav": ..., "spk": ...}'
@@ -421,10 +374,10 @@ def read_wespeaker(path: Path) -> Iterator[Row]:
     )
 
 
-def _wespeaker_row(folder: Path, given: Mapping[str, object]) -> Row:
-    return Row(
+def _wespeaker_row(folder: Path, given: Mapping[str, Any]) -> Row:
+    return _listed_row(
         _text(given, "key"),
-        folder / _text(given, "wav"),
+        _path_of(folder, _text(given, "wav")),
         _who(given.get("spk")),
         labels=_labels(given, {"key", "wav", "spk"}),
     )
@@ -459,7 +412,7 @@ def read_shards(path: Path) -> Iterator[Row]:
     ...         info.size = len(content)
     ...         tar.addfile(info, io.BytesIO(content))
     >>> _ = path.write_text("a.tar\n")
-    >>> [(row.ID, row.speaker, row.file.name) for row in read_shards(path)]
+    >>> [(row.id, row.speaker, row.path[-6:]) for row in read_shards(path)]
     [('u1', 'ann', 'u1.wav')]
     """
     for number, line in enumerate(read_lines(path, "'shard.tar'"), start=1):
@@ -488,36 +441,33 @@ def _in_shard(tar: Path, place: str) -> Iterator[Row]:
                 key, dot, ending = member.name.rpartition(".")
                 kind = f".{ending.lower()}" if dot else ""
                 of = speakers if kind == ".spk" else audio
-                if of is audio and kind not in AUDIO_SUFFIXES + OTHER_SUFFIXES:
+                if of is audio and kind not in ALL_SUFFIXES:
                     continue
                 if key in of:
                     raise ValueError(
                         f"{tar}: the utterance {key!r} is there twice, {member.name!r} is "
                         "the second. Pack it again with one."
                     )
-                of[key] = _spk(file, member, tar) if of is speakers else member.name
+                of[key] = _spk(file, member) if of is speakers else member.name
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
     if odd := audio.keys() ^ speakers.keys():
         key = min(odd)
         lacks = f"has no {key}.spk" if key in audio else f"has {key}.spk and no audio"
         raise ValueError(
-            f"{place}: {tar} {lacks}; {len(odd)} utterances are without speaker or audio. "
-            "Pack it again with both, or take the utterance out."
+            f"{place}: {tar} {lacks}; {counted(len(odd), 'utterance')} without speaker or "
+            "audio. Pack it again with both, or take the utterance out."
         )
     for key, name in audio.items():
-        yield Row(key, tar / name, speakers[key])
+        yield _listed_row(key, f"{tar}/{name}", speakers[key])
 
 
-def _spk(file: BinaryIO, member: Member, tar: Path) -> str:
+def _spk(file: BinaryIO, member: Member) -> str:
     """Read a member that names a speaker."""
     file.seek(member.begin)
-    try:
-        return file.read(min(member.size, _MOST_OF_NAME)).decode().strip()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{tar}: {member.name!r} is no UTF-8 text. Pack it again."
-        ) from error
+    content = file.read(min(member.size, _MOST_OF_NAME))
+    # Bytes that are no UTF-8 are refused with the utterance.
+    return content.decode(errors="surrogateescape").strip()
 
 
 def read_lhotse(path: Path) -> Iterator[Row]:
@@ -548,7 +498,7 @@ def read_lhotse(path: Path) -> Iterator[Row]:
     >>> cut["recording"] = {**recording, "sampling_rate": 16000}
     >>> cut["supervisions"] = [{"speaker": "ann"}]
     >>> _ = path.write_text(json.dumps(cut))
-    >>> [(row.ID, row.speaker, row.start, row.samples) for row in read_lhotse(path)]
+    >>> [(row.id, row.speaker, row.start, row.samples) for row in read_lhotse(path)]
     [('c1', 'ann', 8000, 16000)]
     """
     form = '{"id": ..., "type": "MonoCut", ...}'
@@ -557,150 +507,109 @@ def read_lhotse(path: Path) -> Iterator[Row]:
     )
 
 
-def _lhotse_row(folder: Path, cut: Mapping[str, object]) -> Row:
+def _lhotse_row(folder: Path, cut: Mapping[str, Any]) -> Row:
     if other := next((key for key in _NO_CUTS if key in cut), ""):
         raise ValueError(
             f"it is no cut, but one of the {_NO_CUTS[other]} of lhotse. Give a cut set: "
             "CutSet.from_manifests(recordings, supervisions).to_file(...)."
         )
-    name, kind = _text(cut, "id"), cut.get("type")
-    if kind != "MonoCut":
+    name, recording, channel = _text(cut, "id"), cut["recording"], cut["channel"]
+    if cut["type"] != "MonoCut" or recording.get("transforms"):
         raise ValueError(
-            f"{name!r} is a {kind}. Only MonoCut is one utterance of one file: save mixed "
-            "cuts as audio (CutSet.save_audios), or leave them out."
+            f"{name!r} is a {cut['type']}, or changed when it is read (transforms). Only a "
+            "MonoCut is one utterance of one file: save it as audio (CutSet.save_audios), or "
+            "leave it out."
         )
-    recording = cut.get("recording")
-    if not isinstance(recording, dict):
-        raise ValueError(f"recording is {str(recording)[:60]}. Cuts of audio have one.")
-    if recording.get("transforms"):
+    sources = [s for s in recording["sources"] if channel in s["channels"]]
+    if not sources or sources[0]["type"] != "file":
         raise ValueError(
-            f"the recording of {name!r} is to be changed when it is read (transforms). Save "
-            "it as audio (CutSet.save_audios), or leave it out."
+            f"the recording of {name!r} has no file with the channel {channel}; commands are "
+            "not run. Save it as audio (CutSet.save_audios)."
         )
-    channel = _whole_number(cut, "channel") or 0
-    source, within = _lhotse_source(recording, channel)
-    rate = recording.get("sampling_rate")
-    if isinstance(rate, bool) or not isinstance(rate, int) or rate < 1:
-        raise ValueError(
-            f"sampling_rate is {rate!r}. Give Hz, a whole number from 1 on."
-        )
-    file = folder / source
+    channels, file = sources[0]["channels"], _path_of(folder, sources[0]["source"])
+    rate = recording["sampling_rate"]
     if (header := _header(file)) and header.sample_rate != rate:
         raise ValueError(
             f"sampling_rate is {rate}, and {file} has {header.sample_rate} Hz. Save the "
             "cuts again, from the recordings that are there."
         )
-    start, samples = (_rounded(cut.get(k), rate, k) for k in ("start", "duration"))
-    if not samples:
-        raise ValueError(f"{name!r} has no samples. Leave it out.")
+    start, samples = (_rounded(cut[key], rate) for key in ("start", "duration"))
+    if start < 0 or samples < 1:
+        raise ValueError(
+            f"{name!r} has {samples} samples from {start} on. Leave it out."
+        )
     speaker, labels = _supervised(cut, channel)
-    return Row(name, file, speaker, start, samples, channel=within, labels=labels)
+    within = channels.index(channel) if len(channels) > 1 else None
+    return _listed_row(
+        name, file, speaker, start, samples, channel=within, labels=labels
+    )
 
 
 # Fields that lines of other manifests of lhotse have, and cuts have not.
 _NO_CUTS = {"sources": "recordings", "recording_id": "supervisions"}
 
 
-def _lhotse_source(
-    recording: Mapping[str, object], channel: int
-) -> tuple[str, int | None]:
-    """Give the file that has a channel of a recording, and which of several it is."""
-    sources = recording.get("sources")
-    for source in sources if isinstance(sources, list) else []:
-        channels = source.get("channels") if isinstance(source, dict) else None
-        if not isinstance(channels, list) or channel not in channels:
-            continue
-        if source.get("type") != "file":
-            raise ValueError(
-                f"the recording is a {source.get('type')}, not a file, and "
-                "commands are not run. Save it as audio (CutSet.save_audios)."
-            )
-        within = channels.index(channel) if len(channels) > 1 else None
-        return _text(source, "source"), within
-    raise ValueError(
-        f"no source of the recording has the channel {channel}. Save the cuts with "
-        "their recordings (CutSet.to_file)."
-    )
-
-
-def _rounded(seconds: object, rate: int, key: str) -> int:
+def _rounded(seconds: float, rate: int) -> int:
     """Give the samples of a time, rounded as lhotse's compute_num_samples."""
-    known = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not known or not 0 <= seconds < _LONGEST:  # type: ignore[operator]
-        raise ValueError(f"{key} is {seconds!r}. It is in seconds, from 0 on.")
-    exact = Decimal(round(seconds * rate, ndigits=8))  # type: ignore[operator]
+    exact = Decimal(round(seconds * rate, ndigits=8))
     return int(exact.quantize(Decimal(0), rounding=ROUND_HALF_UP))
 
 
 def _supervised(
-    cut: Mapping[str, object], channel: int
+    cut: Mapping[str, Any], channel: int
 ) -> tuple[str | None, tuple[tuple[str, str], ...]]:
     """Give the one speaker of a cut, and what else is known of it."""
-    given = cut.get("supervisions") or []
-    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
-        raise ValueError("supervisions are no list of objects. Save it again.")
-    if not given:
+    supervisions = cut.get("supervisions")
+    if not supervisions:
         return None, ()
-    if len(given) > 1 or _is_part(given[0], cut, channel):
-        who = sorted({str(one.get("speaker")) for one in given})
+    first, duration = supervisions[0], cut["duration"]
+    start = first.get("start", 0)
+    end = start + first.get("duration", duration)
+    if (
+        len(supervisions) > 1
+        or start > _ROUNDED
+        or end < duration - _ROUNDED
+        or first.get("channel", channel) not in (channel, [channel])
+    ):
+        who = sorted({str(one.get("speaker")) for one in supervisions})
         raise ValueError(
-            f"{', '.join(who)} of {len(given)} supervision(s) speaks in a part of "
-            "the cut, or on another channel. Cut it by speaker "
+            f"{', '.join(who)} of {counted(len(supervisions), 'supervision')} speaks in a "
+            "part of the cut, or on another channel. Cut it by speaker "
             "(CutSet.trim_to_supervisions), or leave it out."
         )
-    custom = given[0].get("custom") or {}
-    if not isinstance(custom, dict):
-        raise ValueError("custom is no object. Save it again.")
-    known = {**custom}
-    known |= {k: given[0][k] for k in ("language", "gender") if given[0].get(k)}
-    return _who(given[0].get("speaker")), _labels(known, (), refused=())
+    known = {**(first.get("custom") or {})}
+    known |= {k: first[k] for k in ("language", "gender") if first.get(k)}
+    return _who(first.get("speaker")), _labels(known, (), refused=())
 
 
-def _is_part(
-    one: Mapping[str, object], cut: Mapping[str, object], channel: int
-) -> bool:
-    """Whether a supervision is of less than a cut, by more than rounding."""
-    start, duration = one.get("start", 0), one.get("duration", cut["duration"])
-    numbers = all(isinstance(x, int | float) for x in (start, duration))
-    if not numbers or one.get("channel", channel) not in (channel, [channel]):
-        return True
-    end = start + duration  # type: ignore[operator]
-    return start > _ROUNDED or end < cut["duration"] - _ROUNDED  # type: ignore[operator]
-
-
-def _json(text: str, place: str) -> dict[str, object]:
+def _json(text: str, place: str) -> dict[str, Any]:
     with refusing(f"{place}: it is no JSON object", "Write it again."):
         return {**parse_json(text)}
 
 
 def _objects(
     path: Path, lines: Iterable[str]
-) -> Iterator[tuple[str, Mapping[str, object]]]:
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Give the object of each line of JSON, and where it stands."""
     for number, line in enumerate(lines, start=1):
         place = f"{path}, line {number}"
         yield place, _json(line, place)
 
 
-def _text(given: Mapping[str, object], key: str) -> str:
-    """Give a field that must be a text."""
-    value = given.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{key} is {value!r}. Give one, or delete the utterance.")
-    return value.strip()
+def _text(given: Mapping[str, Any], key: str) -> str:
+    """Give a field that must be there."""
+    if (text := _who(given.get(key))) is None:
+        raise ValueError(f"it has no {key}. Give one, or delete the utterance.")
+    return text
 
 
-def _who(value: object) -> str | None:
-    """Give a name that need not be there."""
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no name. Give a text, in quotes.")
-    return value.strip() or None
+def _who(value: Any) -> str | None:
+    """Give a text that need not be there."""
+    return value.strip() or None if value is not None else None
 
 
 def _labels(
-    given: Mapping[str, object],
+    given: Mapping[str, Any],
     known: Collection[str],
     refused: Collection[str] = _TIMES,
 ) -> tuple[tuple[str, str], ...]:
@@ -726,7 +635,7 @@ def _labels(
     )
 
 
-def _whole_number(given: Mapping[str, object], key: str) -> int | None:
+def _whole_number(given: Mapping[str, Any], key: str) -> int | None:
     """Give a field that must be a whole number; None where there is none."""
     value = given.get(key)
     if value is None or value == "":
@@ -771,17 +680,18 @@ class Format(NamedTuple):
 
     Attributes
     ----------
-    recognises : callable
+    recognise : callable
         Returns whether a path is of the format.
     read : callable
         Gives the rows of a path.
     """
 
-    recognises: Callable[[Path], bool]
-    read: Callable[[Path], Iterable[Row]]
+    recognise: Callable[[Path], bool]
+    read: Callable[[Path], Iterator[Row]]
 
 
-#: Formats by name. A path is of the first that recognises it.
+#: Formats by name. A path is of the first that recognises it; a folder that none recognises
+#: is read by `read_folder`.
 FORMATS: dict[str, Format] = {
     "SpeechBrain's manifest": Format(_is_speechbrain, read_speechbrain),
     "Kaldi directory": Format(_is_kaldi, read_kaldi),

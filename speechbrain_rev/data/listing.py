@@ -1,7 +1,7 @@
 """Which speech of a corpus is trained on, held out, or left out: by a run's settings.
 
-`list_speech` finds the files of each speaker, `tested_speakers` who is in trial lists,
-`held_out_speakers` and `validation_lines` whom a run is validated on.
+`list_speech` gives the rows of each speaker, `tested_speakers` who is in trial lists,
+`held_out_speakers` and `list_validation` whom a run is validated on.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import logging
 import os
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import combinations, islice
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from itertools import chain, combinations, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import torch
 
-from speechbrain_rev.audio.segments import find_segment
+from speechbrain_rev.audio.segments import bytes_of
 from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.files import digest_of
 from speechbrain_rev.lists import (
@@ -31,18 +32,28 @@ from speechbrain_rev.lists import (
 from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.scoring.trials import models_file
 
-from .corpora import find_files, list_files, open_corpus
-from .corpus import Corpus, VoxCelebFolder, located
+from .corpora import open_sources
+from .folders import ACCEPTED, LAYOUTS
 from .manifest import Cause, LeftOut
+from .rows import (
+    Found,
+    Row,
+    Source,
+    are,
+    counted,
+    find_rows,
+    read_ahead,
+    speaker_by_name,
+)
 from .seeding import generator
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-# How files are checked; it may change until training begins.
+# Settings of how files are checked, which may change until training begins.
 _CHECKS = "bad_files", "check_audio", "outside_files"
-# Of each held-out speaker; a validation after each epoch must stay short.
+# Utterances of each held-out speaker: a validation after each epoch must stay short.
 VALID_UTTERANCES = 10
 #: No encoder embeds shorter utterances, which are held out and in no trial.
 VALIDATED_SECONDS = 0.09
@@ -52,9 +63,13 @@ _EXAMPLES = 3
 # Folders that hold speakers of a part of a corpus.
 _SPLIT = re.compile(
     r"(tr|cv|tt|train(ing)?|dev(el|elopment)?|test(ing)?|eval(uation)?|val(id|idation)?|"
-    r"enrol|enroll|enrolment|enrollment)([-_. ].*)?",
+    r"enrol|enroll|enrolment|enrollment)([-_. ].*)?|wavs?|flac|aac|mp3|m4a|audio|speech|data",
     re.IGNORECASE,
 )
+# Folders of speakers' folders, in the folder of a corpus.
+_CORPUS = re.compile(r"(wav|dev/wav|dev/aac|aac)/[^/]+/")
+# The speaker of speaker_utterance.wav, and of speaker-utterance.wav.
+_FLAT = r"^([^/_]+)_", r"^([^/-]+)-"
 # Two who are held out, for impostor trials, and two to train on.
 FEWEST_SPEAKERS = 4
 
@@ -135,17 +150,21 @@ class DataSettings:
         """Return the samples of a segment, as train.py reads it."""
         return round(self.sentence_len * self.sample_rate)
 
-    def corpus(self, option: str = "data_folder") -> Corpus:
-        """Open the training speech, which was given as an option, or that of trial lists."""
+    def sources(self, option: str = "data_folder") -> list[Source]:
+        """Recognise the training speech, given as an option, or that of trial lists."""
         folder = self.data_folder
         if option == "trials_folder" and self.trials_folder:
             folder = self.trials_folder
-        return open_corpus(
+        return open_sources(
             folder,
             option,
             outside_files=self.outside_files,
             speaker_from=self.speaker_from,
         )
+
+    def trials_are_elsewhere(self) -> bool:
+        """Whether the audio of trial lists is in a folder of its own."""
+        return self.trials_folder not in (None, self.data_folder)
 
     def check_there(self) -> None:
         """Refuse a data folder or a list that is not there, before anything is written.
@@ -155,25 +174,24 @@ class DataSettings:
         ValueError
             If one is missing, or no corpus is recognised in the folder.
         """
-        self.corpus()
+        for source in self.sources():
+            next(source.rows(), None)
         self.fingerprint()
 
     def fingerprint(self) -> dict[str, object]:
-        """Return the settings and a digest of each list's content."""
+        """Return the settings that lists depend on, with a digest of each list's content."""
         given = asdict(self)
-        for name in ("trials_folder", *_CHECKS):
+        for name in ("data_folder", "trials_folder", *_CHECKS):
             del given[name]
         if self.short != "drop":
             # Lists depend on a segment's length only where short utterances are left out.
-            del given["short"], given["sentence_len"]
-        if tables := list_files(self.data_folder):
-            given["data_lists"] = {str(p): digest_of(p) for p in tables}
+            given["short"] = "repeat or pad"
+            del given["sentence_len"]
         for name in ("train_list", "valid_trials", "trial_lists"):
             lists = given[name] if name == "trial_lists" else _paths_given(given[name])
-            given[name] = {str(path): digest_of(_existing(path)) for path in lists}
-            if name != "train_list":
-                also = [file for path in lists if (file := models_file(path))]
-                given[name] |= {str(p): digest_of(p) for p in also}
+            models = [models_file(path) for path in lists if name != "train_list"]
+            paths = [*map(_existing, lists), *filter(None, models)]
+            given[name] = [digest_of(path) for path in paths]
         return given
 
 
@@ -191,57 +209,72 @@ def _existing(path: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class ListedSpeech:
-    """The files of a corpus or of a training list, before they are checked.
+    """The rows of the speech, before they are checked.
 
     Attributes
     ----------
-    corpus : Corpus
+    sources : sequence of Source
         Where they are.
-    by_speaker : mapping of str to list of str
-        Names of files by speaker.
+    rows : sequence of Row
+        Sorted by speaker, then by name; those of a training list in its order.
     left_out : sequence of LeftOut
         Files of no speaker, and those that are no utterances.
+    aliases : mapping of str to set of str
+        What else lists of trials may call a speaker.
     """
 
-    corpus: Corpus
-    by_speaker: Mapping[str, list[str]]
+    sources: Sequence[Source]
+    rows: Sequence[Row]
     left_out: Sequence[LeftOut] = ()
+    aliases: Mapping[str, set[str]] = field(default_factory=dict)
+
+    def speakers(self) -> dict[str, int]:
+        """Count the rows of each speaker."""
+        return dict(Counter(row.speaker or "" for row in self.rows))
 
     def digest(self) -> str:
-        """Digest names and sizes of the files of all speakers."""
-        return self.corpus.digest(
-            name for names in self.by_speaker.values() for name in names
-        )
+        """Digest names, sizes and all that rows say: equal where the data are the same."""
+        made = blake2b(digest_size=16)
+        # Data may move together with their list.
+        roots = tuple(f"{source.folder}/" for source in self.sources)
+        sizes = read_ahead(lambda row: bytes_of(row.path), self.rows)
+        for row, size in zip(self.rows, sizes, strict=True):
+            path = row.path
+            if path.startswith(roots):
+                path = path[max(len(root) for root in roots if path.startswith(root)) :]
+            session = None if row.session == row.path else row.session
+            fields = (row.name, path, size, *row[2:6], session, row.labels)
+            made.update(os.fsencode("\t".join(map(str, fields)) + "\n"))
+        return made.hexdigest()
 
     def understood(self) -> str:
-        """Say what each corpus was taken for, with three examples."""
+        """Say what each source was taken for, with three examples."""
         lines = []
-        for key, part in self.corpus.parts().items():
-            names = {
-                name: speaker
-                for speaker, names in self.by_speaker.items()
-                for name in names
-                if self.corpus.part(name) == key
-            }
-            first = {speaker: name for name, speaker in reversed(names.items())}
+        for source in self.sources:
+            rows = [row for row in self.rows if row.id.startswith(source.prefix)]
+            first: dict[str | None, Row] = {}
+            for row in rows:
+                first.setdefault(row.speaker, row)
             lines.append(
-                f"{f'{key}: ' if key else ''}Understood as {part.format}: {len(names)} "
-                f"utterances of {len(first)} speakers, such as"
+                f"{f'{source.key}: ' if source.key else ''}Understood as {source.format}: "
+                f"{counted(len(rows), 'utterance')} of {counted(len(first), 'speaker')}, "
+                "such as"
             )
-            apart = list(first.values())[::-1]
-            examples = dict.fromkeys([*apart[:_EXAMPLES], *islice(names, _EXAMPLES)])
-            for name in islice(examples, _EXAMPLES):
-                path = located(self.corpus, name)[0]
-                lines.append(f"  {name} of {names[name]}: {path}")
+            apart = islice(first.values(), _EXAMPLES)
+            examples = dict.fromkeys([*apart, *rows[:_EXAMPLES]])
+            lines += [
+                f"  {row.name} of {row.speaker}: {row.wav}"
+                for row in islice(examples, _EXAMPLES)
+            ]
         return printable("\n".join(lines))
 
     def seen(self) -> int:
         """Count all files of audio."""
-        return sum(map(len, self.by_speaker.values())) + len(self.left_out)
+        return len(self.rows) + len(self.left_out)
 
 
 def list_speech(settings: DataSettings, option: str = "data_folder") -> ListedSpeech:
-    """List the files of each speaker, in the data folder or in the training list.
+    """List the rows of the data folder, or those that the training list names.
 
     Parameters
     ----------
@@ -257,43 +290,117 @@ def list_speech(settings: DataSettings, option: str = "data_folder") -> ListedSp
     Raises
     ------
     ValueError
-        If a folder or list is missing or cannot be used.
+        If a folder or list is missing or cannot be used, or one part of a recording is of
+        two speakers.
 
     Example
     -------
     >>> path = getfixture("tmp_path") / "id1" / "s1" / "a.wav"
     >>> path.parent.mkdir(parents=True); path.touch()
-    >>> list_speech(DataSettings(str(getfixture("tmp_path")))).by_speaker
-    {'id1': ['id1/s1/a.wav']}
+    >>> [row.id for row in list_speech(DataSettings(str(getfixture("tmp_path")))).rows]
+    ['id1/s1/a']
     """
-    corpus = settings.corpus(option)
+    sources = settings.sources(option)
     if settings.train_list is not None:
-        return ListedSpeech(corpus, _listed(corpus, settings))
-    by_speaker: dict[str, list[str]] = {}
+        return _listed(sources, settings)
+    rows: list[Row] = []
     left_out: list[LeftOut] = []
-    for key, part in corpus.parts().items():
-        speakers = _in_folder(part, left_out)
-        if settings.speaker_from is None:
-            _refuse_splits(part, speakers, option)
-        before = f"{key}/" if key else ""
-        for speaker, names in speakers.items():
-            by_speaker[before + speaker] = [before + name for name in sorted(names)]
-    return ListedSpeech(corpus, by_speaker, sorted(left_out, key=lambda one: one.path))
+    for source in sources:
+        # Files of other formats are listed too, so that none is dropped silently.
+        begin, before = len(rows), len(left_out)
+        bar = progress_bar("listing", source.rows(left_out), unit="file")
+        rows += (row for row in bar if _has_speaker(row, source, left_out))
+        if source.whose is not None:
+            part = rows[begin:], left_out[before:]
+            _check_folder(source, *part, settings.speaker_from, option)
+    if any(source.whose is None for source in sources):
+        _refuse_equal_parts(rows)
+    rows.sort(key=lambda row: (row.speaker, row.name))
+    aliases = {}
+    if len(sources) > 1:
+        speakers = dict.fromkeys(row.speaker or "" for row in rows)
+        aliases = {speaker: {speaker.partition("/")[2]} for speaker in speakers}
+    left_out.sort(key=lambda one: one.path)
+    return ListedSpeech(sources, rows, left_out, aliases)
 
 
-def _refuse_splits(
-    corpus: Corpus, speakers: Mapping[str, Sequence[str]], option: str
+def _has_speaker(row: Row, source: Source, left_out: list[LeftOut]) -> bool:
+    """Whether a row has a speaker; one of a file that has none is left out."""
+    if row.speaker is not None:
+        return True
+    name = row.name.removeprefix(source.prefix)
+    words = f"{row.path} lies in the folder of the speakers' folders"
+    if "/" in name:
+        words = f"{row.path}: speaker_from finds no speaker in {name}"
+    left_out.append(LeftOut(row.path, Cause.NO_SPEAKER, words))
+    return False
+
+
+def _check_folder(
+    source: Source,
+    rows: Sequence[Row],
+    left_out: Sequence[LeftOut],
+    speaker_from: int | str | None,
+    option: str,
 ) -> None:
-    """Refuse folders such as train and test, each of which would be one speaker."""
-    if not isinstance(corpus, VoxCelebFolder):
-        return
-    splits = sorted(filter(_SPLIT.fullmatch, speakers))
-    words = f"{', '.join(splits[: _EXAMPLES + 1])} in {corpus.root}"
-    if splits and len(splits) == len(speakers):
-        name = min(speakers[splits[-1]])
+    """Refuse a folder whose speakers are elsewhere, and warn of what is unusual."""
+    if speaker_from is None:
+        if not rows:
+            _refuse_flat(source, left_out)
+        _refuse_splits(source, rows, option)
+    beside = [one.path for one in left_out if one.cause is Cause.BESIDE]
+    if beside:
+        logger.warning(
+            f"{counted(len(beside), 'file')} of audio {are(len(beside))} passed over, for "
+            f"they are not among the speakers' folders in {source.path}, such as "
+            f"{', '.join(sorted(beside)[:_EXAMPLES])}."
+        )
+
+
+def _refuse_flat(source: Source, left_out: Sequence[LeftOut]) -> None:
+    """Refuse files that have the speaker in their names, with the option that reads them."""
+    names = [
+        os.path.basename(one.path) for one in left_out if one.cause is Cause.NO_SPEAKER
+    ]
+    speakers: dict[str, set[str]] = {}
+    for pattern in _FLAT:
+        found = [match[1] for name in names if (match := re.match(pattern, name))]
+        # As many speakers as files would be utterances.
+        if 2 * len(found) > len(names) and len(set(found)) < len(found):
+            speakers[pattern] = set(found)
+    if speakers:
+        pattern = max(speakers, key=lambda pattern: len(speakers[pattern]))
+        raise ValueError(
+            f"{counted(len(names), 'file')} in {source.path} {are(len(names))} in no folder "
+            f"of a speaker. Names such as {min(names)} begin with one: "
+            f"--speaker_from='{pattern}' reads "
+            f"{counted(len(speakers[pattern]), 'speaker')}, such as {min(speakers[pattern])}."
+        )
+
+
+def _refuse_splits(source: Source, rows: Sequence[Row], option: str) -> None:
+    """Refuse folders of speakers' folders, each of which would be one speaker."""
+    matches = ((row, _CORPUS.match(f"{row.session}/")) for row in rows if row.session)
+    corpora = []
+    if source.format == LAYOUTS[-1].name:
+        corpora = sorted({f"{row.speaker}/{m[1]}" for row, m in matches if m})
+    if corpora:
+        raise ValueError(
+            f"{source.path} holds folders of speakers' folders, such as "
+            f"{', '.join(corpora[:_EXAMPLES])}: each would be taken for one speaker. Give "
+            f"one of them. {ACCEPTED}"
+        )
+    first = {row.speaker: row.name for row in reversed(rows)}
+    prefix = source.prefix
+    splits = sorted(
+        name for s in first if _SPLIT.fullmatch(name := (s or "").removeprefix(prefix))
+    )
+    words = f"{', '.join(splits[: _EXAMPLES + 1])} in {source.path}"
+    if splits and len(splits) == len(first):
+        name = first[prefix + splits[-1]].removeprefix(prefix)
         raise ValueError(
             f"Folders called {words} would be taken for speakers. Give the one to train on "
-            f"as {option} ({corpus.root / splits[-1]}), or the level of the speakers' "
+            f"as {option} ({source.path / splits[-1]}), or the level of the speakers' "
             f"folders (--speaker_from=2 takes {name.split('/')[1]!r} of {name}). If these are "
             "speakers, give --speaker_from=1."
         )
@@ -304,45 +411,35 @@ def _refuse_splits(
         )
 
 
-def _in_folder(corpus: Corpus, left_out: list[LeftOut]) -> dict[str, list[str]]:
-    """List the audio of speakers, and what is left out."""
-    by_speaker, names = defaultdict(list), []
-    # Files of other formats are listed too, so that none is dropped silently.
-    for name, cause in progress_bar("listing", corpus.audio(), unit="file"):
-        if cause:
-            left_out.append(LeftOut(str(located(corpus, name)[0]), cause, cause.detail))
-        else:
-            names.append(name)
-    for name in names:
-        if (speaker := corpus.speaker(name)) is not None:
-            by_speaker[speaker].append(name)
-        else:
-            path = str(located(corpus, name)[0])
-            words = f"{path} lies in the folder of the speakers' folders"
-            if "/" in name or not corpus.speakers_in_names:
-                words = f"{path}: speaker_from finds no speaker in {name}"
-            left_out.append(LeftOut(path, Cause.NO_SPEAKER, words))
-    warnings, beside = corpus.remarks(names)
-    for words in warnings:
-        logger.warning(words)
-    cause = Cause.BESIDE
-    left_out += [LeftOut(str(path), cause, cause.detail) for path in beside]
-    return by_speaker
+def _refuse_equal_parts(rows: Iterable[Row]) -> None:
+    """Refuse one part of a recording that is of two speakers."""
+    # By hashes, for rows are many.
+    known: dict[int, Row] = {}
+    for row in rows:
+        part = row.path, row.start, row.samples, row.channel
+        other = known.setdefault(hash(part), row)
+        if other.speaker == row.speaker:
+            continue
+        if part == (other.path, other.start, other.samples, other.channel):
+            raise ValueError(
+                f"{row.id!r} of {row.speaker!r} is the same audio as {other.id!r} of "
+                f"{other.speaker!r}: {row.wav}. Leave one."
+            )
 
 
-def _listed(corpus: Corpus, settings: DataSettings) -> dict[str, list[str]]:
+def _listed(sources: Sequence[Source], settings: DataSettings) -> ListedSpeech:
     """Read the training list, each file of which is of one speaker."""
     assert settings.train_list is not None
     train_list, form = _existing(settings.train_list), "'speaker path'"
     lines: dict[str, tuple[str, int]] = {}
-    by_speaker = defaultdict(list)
+    pairs: list[tuple[str, str]] = []
     for number, line in enumerate(read_lines(train_list, form), start=1):
         fields = split_line(line, 2)
         if len(fields) != 2:
             raise ValueError(
-                f"{train_list}, line {number}: {line[:60]!r} has {len(fields)} fields "
-                f"instead of 2. Lines must be {form}, with a tab between them where one "
-                "has spaces."
+                f"{train_list}, line {number}: {line[:60]!r} has "
+                f"{counted(len(fields), 'field')} instead of 2. Lines must be {form}, with a "
+                "tab between them where one has spaces."
             )
         # One file, however many slashes a line has.
         speaker, name = fields[0], str(PurePosixPath(fields[1]))
@@ -352,23 +449,35 @@ def _listed(corpus: Corpus, settings: DataSettings) -> dict[str, list[str]]:
                 f"{train_list}, lines {at} and {number}: {name!r} is of the speakers "
                 f"{other!r} and {speaker!r}. Leave the right one."
             )
-        by_speaker[speaker].append(name)
-    if not by_speaker:
+        pairs.append((speaker, name))
+    if not pairs:
         raise ValueError(f"{train_list} is empty; lines must be {form}.")
-    files = find_files(corpus, list(lines))
-    # Missing files are reported with all else that is wrong.
-    return {
-        s: [files.names.get(n, n) for n in names] for s, names in by_speaker.items()
-    }
+    found = find_rows(sources, lines)
+    rows, left_out = [], []
+    aliases: dict[str, set[str]] = defaultdict(set)
+    for speaker, name in pairs:
+        if name in found.outside:
+            words = f"{name!r} {found.outside[name]}"
+            left_out.append(LeftOut(name, Cause.OUTSIDE, words))
+            continue
+        row = found.rows.get(name)
+        if row is None:
+            # It is reported with all else that is wrong.
+            row = Row(name, str(sources[0].path / name))
+        if row.speaker is not None:
+            aliases[speaker] |= {row.speaker, row.speaker.partition("/")[2]} - {""}
+        rows.append(row._replace(speaker=speaker))
+    rows.sort(key=lambda row: row.speaker or "")
+    return ListedSpeech(sources, rows, left_out, aliases)
 
 
-def tested_speakers(corpus: Corpus, settings: DataSettings) -> set[str]:
+def tested_speakers(listing: ListedSpeech, settings: DataSettings) -> set[str]:
     """Return the speakers of all trial lists, and look for their audio.
 
     Parameters
     ----------
-    corpus : Corpus
-        Of the training speech.
+    listing : ListedSpeech
+        The training speech.
     settings : DataSettings
         The run's.
 
@@ -382,24 +491,27 @@ def tested_speakers(corpus: Corpus, settings: DataSettings) -> set[str]:
         If names of a list do not begin with the speaker, lead out of the folder, or files
         of validation trials are missing. Missing files of other lists are a warning.
     """
-    tested: set[str] = set()
-    lacking = ""
-    lists = (*settings.trial_lists, *_paths_given(settings.valid_trials))
-    if lists:
+    paths = (*settings.trial_lists, *_paths_given(settings.valid_trials))
+    if not paths:
+        return set()
+    lists = {path: read_trials(path) for path in paths}
+    elsewhere = settings.trials_are_elsewhere()
+    names = chain.from_iterable(trials.utterances for trials in lists.values())
+    sources, lacking = listing.sources, ""
+    if elsewhere:
         try:
-            corpus = settings.corpus("trials_folder")
+            sources = settings.sources("trials_folder")
         except ValueError as error:
             # Names have the speakers all the same.
             lacking = str(error)
-    for path in lists:
-        trials = read_trials(path)
-        speakers = {n: corpus.speaker(n) or n for n in trials.utterances}
-        _refuse_unknown(path, trials, corpus)
-        _refuse_other_names(path, trials, speakers, corpus)
-        files = find_files(corpus, trials.utterances)
-        files.refuse_outside(path, trials.utterances)
-        missing = lacking or files.lacking()
-        if not lacking and (named := _by_models(path, trials, files.missing)):
+    found = find_rows(sources, names)
+    tested: set[str] = set()
+    for path, trials in lists.items():
+        found.refuse_outside(path, trials.utterances)
+        speakers = _speakers_of(path, trials, found, sources)
+        missing = lacking or found.lacking(trials.utterances)
+        absent = [name for name in trials.utterances if name in found.missing]
+        if not lacking and (named := _by_models(path, trials, absent)):
             missing += f" {named} names it."
         if missing and path == settings.valid_trials:
             raise ValueError(
@@ -410,11 +522,35 @@ def tested_speakers(corpus: Corpus, settings: DataSettings) -> set[str]:
                 f"{path}: {missing} Training does without; before extract.py, set "
                 "trials_folder to where they are."
             )
-        tested.update(speakers.values())
-        if settings.trials_folder not in (None, settings.data_folder):
-            # Of other corpora, whose names mean nothing in these.
-            tested.update(map(corpus.also_known_as, speakers.values()))
+        tested.update(speakers)
+        if elsewhere:
+            # Names of another corpus have no key of these.
+            tested.update(filter(None, (s.partition("/")[2] for s in speakers)))
     return tested
+
+
+def _speakers_of(
+    path: str, trials: Trials, found: Found, sources: Sequence[Source]
+) -> set[str]:
+    """Give the speakers of a list of trials, which its labels must not contradict."""
+    by_name: dict[str, str] = {}
+    unknown = []
+    for name in trials.utterances:
+        row = found.rows.get(name)
+        speaker = row.speaker if row else speaker_by_name(sources, name)
+        if speaker is None:
+            unknown.append(name)
+        by_name[name] = speaker or name
+    if unknown and any(source.whose is None for source in sources):
+        named = _by_models(path, trials, unknown)
+        raise ValueError(
+            f"{named or path}: {counted(len(unknown), 'utterance')} without a known speaker, "
+            f"such as {found.missing.get(unknown[0], unknown[0])}. Such speakers could not be "
+            "left out of training. Set trials_folder to the corpus of the trials, or correct "
+            "the list."
+        )
+    _refuse_other_names(path, trials, by_name, sources)
+    return set(by_name.values())
 
 
 def _by_models(path: str, trials: Trials, utterances: Iterable[str]) -> Path | None:
@@ -424,20 +560,8 @@ def _by_models(path: str, trials: Trials, utterances: Iterable[str]) -> Path | N
     return models_file(path) if of_model else None
 
 
-def _refuse_unknown(path: str, trials: Trials, corpus: Corpus) -> None:
-    """Refuse utterances that a list of utterances has not: nobody would be left out."""
-    unknown = [name for name in trials.utterances if corpus.speaker(name) is None]
-    if unknown and not all(part.speakers_in_names for part in corpus.parts().values()):
-        named = _by_models(path, trials, unknown)
-        raise ValueError(
-            f"{named or path}: {len(unknown)} utterances have no speaker that is known, such "
-            f"as {corpus.lacks(unknown[0])}. Such speakers could not be left out of "
-            "training. Set trials_folder to the corpus of the trials, or correct the list."
-        )
-
-
 def _refuse_other_names(
-    path: str, trials: Trials, by_name: Mapping[str, str], corpus: Corpus
+    path: str, trials: Trials, by_name: Mapping[str, str], sources: Sequence[Source]
 ) -> None:
     """Refuse names that do not begin with the speaker: nobody would be left out."""
     for model, files in trials.models.items():
@@ -447,50 +571,53 @@ def _refuse_other_names(
                 "the spk2utt file, whose names must be those of trials_folder."
             )
     for label, *names in zip(trials.labels, trials.enrol, trials.test, strict=True):
-        speakers = [by_name[trials.files(names[0])[0]], by_name[names[1]]]
-        if (speakers[0] == speakers[1]) != bool(label):
-            if not any(part.speakers_in_names for part in corpus.parts().values()):
-                raise ValueError(
-                    f"{path}: the trial {label} {' '.join(names)} is of {speakers[0]!r} and "
-                    f"{speakers[1]!r} by the list of the corpus ({corpus.format}). Correct "
-                    "the label of the trial, or the speakers of that list."
-                )
+        one, other = (by_name[trials.files(names[0])[0]], by_name[names[1]])
+        if (one == other) != bool(label):
+            formats = ", ".join(source.format for source in sources)
             raise ValueError(
-                f"{path}: the trial {label} {' '.join(names)} is of the speakers "
-                f"{speakers[0]!r} and {speakers[1]!r}, which contradicts its label: "
-                "paths must begin with the speaker (id10270/x6uYqmx31kE/00001.wav, not "
-                "wav/id10270/...), or the test speakers could not be left out of "
-                "training. Correct the paths of the list."
+                f"{path}: the trial {label} {' '.join(names)} is of the speakers {one!r} and "
+                f"{other!r} ({formats}), which contradicts its label: correct the label, or "
+                "the names, which must begin with the speaker in a folder of audio "
+                "(id10270/x6uYqmx31kE/00001.wav, not wav/id10270/...), or the test speakers "
+                "could not be left out of training."
             )
 
 
-def refuse_alike(corpus: Corpus, by_speaker: Mapping[str, Sequence[str]]) -> None:
-    """Refuse speakers whose names look the same: one would be two.
+def refuse_alike(rows: Iterable[Row]) -> None:
+    """Refuse speakers whose names look the same; warn of those that differ in case.
 
     Parameters
     ----------
-    corpus : Corpus
-        Theirs.
-    by_speaker : mapping of str to sequence of str
-        Names of files by speaker.
+    rows : iterable of Row
+        Of all speakers.
 
     Raises
     ------
     ValueError
         If names differ in spaces, or in the Unicode form of letters, alone.
     """
+    first = {row.speaker or "": row for row in rows}
     known: dict[str, str] = {}
-    for speaker in by_speaker:
-        other = known.setdefault(_plain(speaker), speaker)
+    folded: dict[str, str] = {}
+    pairs = []
+    for speaker in first:
+        plain = _plain(speaker)
+        other = known.setdefault(plain, speaker)
         if other != speaker:
-            first, second = (
-                f"{s!a} ({located(corpus, by_speaker[s][0])[0]})"
-                for s in (other, speaker)
-            )
+            one, two = (f"{s!a} ({first[s].path})" for s in (other, speaker))
             raise ValueError(
-                f"The names of the speakers {first} and {second} differ in spaces or in the "
+                f"The names of the speakers {one} and {two} differ in spaces or in the "
                 "Unicode form of letters alone. Give both one name, or another to one."
             )
+        other = folded.setdefault(plain.casefold(), speaker)
+        if other != speaker:
+            pairs.append(f"{other!r} and {speaker!r} ({first[speaker].path})")
+    if pairs:
+        logger.warning(
+            f"{counted(len(pairs), 'pair')} of speakers differ in case alone, and are two "
+            f"speakers each: {', '.join(pairs[:_EXAMPLES])}. If a pair is one speaker, give "
+            "both one name."
+        )
 
 
 def _plain(name: str) -> str:
@@ -500,129 +627,52 @@ def _plain(name: str) -> str:
     return " ".join(unicodedata.normalize("NFC", name).split())
 
 
-def refuse_shared_audio(audio: Iterable[tuple[str, str]]) -> None:
-    """Refuse one recording of two speakers, as where two corpora list the same files.
-
-    Parameters
-    ----------
-    audio : iterable of (str, str)
-        Speaker and path of each utterance.
-
-    Raises
-    ------
-    ValueError
-        It names both. Parts of one recording may be of several speakers.
-
-    Example
-    -------
-    >>> refuse_shared_audio([("a/ann", "r.wav/0+9.wav"), ("b/bob", "r.wav/9+9.wav")])
-    """
-    # By hashes, for they are many.
-    known: dict[int, tuple[str, str]] = {}
-    for speaker, path in audio:
-        segment = find_segment(path)
-        file = path if segment is None else segment.recording
-        try:
-            status = os.stat(file)
-            # Inode and device; not all file systems have an inode of each file's own.
-            recording: object = (*status[1:3], status.st_size, status.st_mtime_ns)
-        except OSError:
-            # In a packed folder or a tar.
-            recording = os.path.realpath(file)
-        # A whole recording has all of its parts, and a part what equals it.
-        own = ["whole"] if segment is None else [segment[1:], "a part"]
-        for part in ("whole", own[0] if segment else "a part"):
-            other, there = known.get(hash((recording, part)), (speaker, path))
-            if other != speaker:
-                raise ValueError(
-                    f"{path} of {speaker!r} is the same audio as {there} of {other!r}: one "
-                    "recording would be of two speakers. Leave one of the two out."
-                )
-        for part in own:
-            known.setdefault(hash((recording, part)), (speaker, path))
-
-
-def refuse_one_folder_twice(corpus: Corpus, speakers: Iterable[str]) -> None:
-    """Refuse two speakers whose folders are one, by a link.
-
-    Parameters
-    ----------
-    corpus : Corpus
-        Theirs.
-    speakers : iterable of str
-        Their names.
-
-    Raises
-    ------
-    ValueError
-        It names both.
-    """
-    known: dict[str, Path] = {}
-    for folder in filter(None, map(corpus.folder_of, sorted(speakers))):
-        other = known.setdefault(os.path.realpath(folder), folder)
-        if other != folder:
-            raise ValueError(
-                f"{other} and {folder} are one folder, and would be two "
-                "speakers. Leave one of them out."
-            )
-
-
-def same_speakers(
-    corpus: Corpus, speakers: Iterable[str], others: Collection[str]
-) -> set[str]:
-    """Select the speakers who are among others, by name or by a link to their folder.
+def same_speakers(listing: ListedSpeech, others: Collection[str]) -> set[str]:
+    """Select the speakers who are among others by name.
 
     Names are equal that differ in spaces, or in the Unicode form of letters, alone.
 
     Parameters
     ----------
-    corpus : Corpus
+    listing : ListedSpeech
         Of the speakers.
-    speakers, others : iterable and collection of str
+    others : collection of str
         Their names.
 
     Returns
     -------
     set of str
-        Of ``speakers``.
 
     Example
     -------
-    >>> sorted(same_speakers(VoxCelebFolder(Path("wav")), ["id1", "id2"], ["id2", "id3"]))
+    >>> rows = [Row(f"{speaker}/a", "a.wav", speaker) for speaker in ("id1", "id2")]
+    >>> sorted(same_speakers(ListedSpeech([], rows), ["id2", "id3"]))
     ['id2']
     """
-
-    def behind(speakers: Iterable[str]) -> set[str]:
-        folders = filter(None, map(corpus.folder_of, speakers))
-        return set(map(os.path.realpath, folders))
-
-    names, folders = set(map(_plain, others)), behind(others)
+    names = set(map(_plain, others))
     return {
         speaker
-        for speaker in speakers
-        if names & {_plain(speaker), _plain(corpus.also_known_as(speaker))}
-        or folders & behind([speaker])
+        for speaker in dict.fromkeys(row.speaker or "" for row in listing.rows)
+        if not names.isdisjoint(
+            map(_plain, {speaker, *listing.aliases.get(speaker, ())})
+        )
     }
 
 
-def held_out_speakers(
-    by_speaker: dict[str, list[str]], corpus: Corpus, settings: DataSettings
-) -> dict[str, list[str]]:
+def held_out_speakers(speakers: Collection[str], settings: DataSettings) -> list[str]:
     """Choose the speakers who are held out for validation.
 
     Parameters
     ----------
-    by_speaker : dict of str to list of str
-        Names of files that can be used, by speaker.
-    corpus : Corpus
-        Theirs.
+    speakers : collection of str
+        Those of whom files can be used.
     settings : DataSettings
         The run's.
 
     Returns
     -------
-    dict of str to list of str
-        All files of each chosen speaker; empty without validation.
+    list of str
+        Sorted; empty without validation.
 
     Raises
     ------
@@ -630,10 +680,17 @@ def held_out_speakers(
         If there are too few speakers.
     """
     if settings.valid_trials is not None or not settings.valid_speakers:
-        return {}
-    speakers = sorted(by_speaker)
+        return []
+    speakers = sorted(speakers)
     if len(speakers) < FEWEST_SPEAKERS:
-        raise ValueError(_too_few(speakers, corpus, settings))
+        found = settings.train_list or settings.data_folder
+        raise ValueError(
+            f"valid_speakers is {settings.valid_speakers}, and {found} has "
+            f"{counted(len(speakers), 'speaker')} beside those of trial lists "
+            f"({', '.join(speakers)}): validation takes 2 and training 2 others. "
+            "valid_speakers 0 means no validation. Of folders speaker_from may name another "
+            "level."
+        )
     if not 2 <= settings.valid_speakers <= len(speakers) - 2:
         raise ValueError(
             f"valid_speakers is {settings.valid_speakers}, of {len(speakers)} speakers. "
@@ -641,61 +698,48 @@ def held_out_speakers(
         )
     draws = generator("held out", settings.seed)
     order = torch.randperm(len(speakers), generator=draws).tolist()
-    chosen = sorted(speakers[i] for i in order[: settings.valid_speakers])
-    return {speaker: by_speaker[speaker] for speaker in chosen}
+    return sorted(speakers[i] for i in order[: settings.valid_speakers])
 
 
-def _too_few(speakers: Sequence[str], corpus: Corpus, settings: DataSettings) -> str:
-    """Explain that nobody can be held out, and why there may be so few speakers."""
-    named = f" ({', '.join(speakers)})" if speakers else ""
-    beside = ", beside those of trial lists" if settings.trial_lists else ""
-    level = ""
-    if settings.train_list is None:
-        level = f"Is data_folder the right level? {corpus.layout} "
-    return (
-        f"valid_speakers is {settings.valid_speakers}, and {len(speakers)} speaker(s) were "
-        f"found in {settings.train_list or settings.data_folder}{named}{beside}: too few "
-        "to hold any out, as validation takes 2 and training 2 others. "
-        f"{level}valid_speakers 0 means no validation."
-    )
-
-
-def validation_lines(
-    held_out: dict[str, list[str]], corpus: Corpus, settings: DataSettings
-) -> list[str]:
-    """Return the lines of the validation list: the user's own, or of held-out speakers.
+def list_validation(
+    held_out: Mapping[str, Sequence[Row]], listing: ListedSpeech, settings: DataSettings
+) -> tuple[list[str], dict[str, str]]:
+    """List the validation trials, the user's own or of held-out speakers, and their files.
 
     Parameters
     ----------
-    held_out : dict of str to list of str
-        As ``held_out_speakers`` chose them.
-    corpus : Corpus
+    held_out : mapping of str to sequence of Row
+        Of the speakers that ``held_out_speakers`` chose, what encoders can embed.
+    listing : ListedSpeech
         Theirs.
     settings : DataSettings
         The run's.
 
     Returns
     -------
-    list of str
-        Lines "label path path".
+    lines : list of str
+        "label path path".
+    files : dict of str to str
+        Paths of audio by the names in the lines.
     """
     if settings.valid_trials is not None:
-        return _own_lines(settings.valid_trials, settings)
+        return _own_trials(settings.valid_trials, listing, settings)
     if not held_out:
-        return []
+        return [], {}
     draws = generator("valid trials", settings.seed)
-    names = {s: _some(n, VALID_UTTERANCES, draws) for s, n in held_out.items()}
-    targets = [pair for n in names.values() for pair in _target_pairs(n, corpus)]
-    everyone = [(speaker, name) for speaker, n in names.items() for name in n]
-    impostors = [
-        (a, b) for (one, a), (other, b) in combinations(everyone, 2) if one != other
-    ]
+    rows = {s: _some(r, VALID_UTTERANCES, draws) for s, r in held_out.items()}
+    targets = [pair for some in rows.values() for pair in _target_pairs(some)]
+    everyone = [row for some in rows.values() for row in some]
+    impostors = [(a, b) for a, b in combinations(everyone, 2) if a.speaker != b.speaker]
     impostors = _some(impostors, IMPOSTORS_PER_TARGET * len(targets), draws)
-    lines = [joined_line("1", a, b) for a, b in targets]
-    return lines + [joined_line("0", a, b) for a, b in impostors]
+    lines = [joined_line("1", a.name, b.name) for a, b in targets]
+    lines += [joined_line("0", a.name, b.name) for a, b in impostors]
+    return lines, {row.name: row.wav for row in everyone}
 
 
-def _own_lines(path: str, settings: DataSettings) -> list[str]:
+def _own_trials(
+    path: str, listing: ListedSpeech, settings: DataSettings
+) -> tuple[list[str], dict[str, str]]:
     """Copy the user's own list, with the names of the files that are there."""
     trials = read_trials(path)
     if trials.models:
@@ -703,20 +747,23 @@ def _own_lines(path: str, settings: DataSettings) -> list[str]:
             f"valid_trials is {path}, whose speakers are enrolled with several utterances. "
             "Validation takes one for each side: give it in trial_lists, for score.py."
         )
-    files = find_files(settings.corpus("trials_folder"), trials.utterances).names
-    return [
-        joined_line(str(label), files.get(a, a), files.get(b, b))
+    sources = listing.sources
+    if settings.trials_are_elsewhere():
+        sources = settings.sources("trials_folder")
+    rows = find_rows(sources, trials.utterances).rows
+    lines = [
+        joined_line(str(label), rows[a].name, rows[b].name)
         for label, a, b in zip(
             trials.labels.tolist(), trials.enrol, trials.test, strict=True
         )
     ]
+    return lines, {row.name: row.wav for row in rows.values()}
 
 
-def _target_pairs(names: Sequence[str], corpus: Corpus) -> list[tuple[str, str]]:
+def _target_pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Pair utterances of different sessions: within one, the channel gives them away."""
-    pairs = list(combinations(names, 2))
-    apart = [(a, b) for a, b in pairs if corpus.session(a) != corpus.session(b)]
-    return apart or pairs
+    pairs = list(combinations(rows, 2))
+    return [(a, b) for a, b in pairs if a.session != b.session] or pairs
 
 
 def _some(items: Sequence[Item], count: int, draws: torch.Generator) -> list[Item]:

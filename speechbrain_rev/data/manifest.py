@@ -82,7 +82,6 @@ class Cause(Enum):
     NO_CHANNEL = "no such channel", "give --channel=mix, or a channel that all have"
     EMPTY = "no samples", "delete it"
     TWICE = "same name twice", "keep one of them"
-    SHARED = "audio of two speakers", "leave out all but the right one"
     OUTSIDE = (
         "outside the folder",
         "correct the name or the link, or read it all the same by --outside_files "

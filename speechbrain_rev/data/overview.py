@@ -22,6 +22,7 @@ from .accounting import (
 from .checking import kinds_of
 from .listing import DataSettings, list_speech
 from .manifest import RESERVED, Utterance
+from .rows import counted
 
 # Seconds at which a bar of the histogram begins.
 _EDGES = (0, 0.5, 1, 2, 3, 4, 6, 8, 10, 15, 20, 30, 60, 120, 300, 600, 1800, 3600)
@@ -86,6 +87,11 @@ class Overview:
         """Lengths of the utterances that would be used."""
         return [one.samples / self.settings.sample_rate for one in self.utterances]
 
+    @property
+    def format(self) -> str:
+        """What the folders or lists were recognised as."""
+        return ", ".join(source.format for source in self.account.listing.sources)
+
     def of_speakers(self) -> Mapping[str, int]:
         """Count utterances by speaker."""
         return {speaker: len(names) for speaker, names in self.account.usable.items()}
@@ -95,7 +101,7 @@ class Overview:
         of_speakers, account = self.of_speakers(), self.account
         return {
             "data_folder": self.settings.data_folder,
-            "format": account.listing.corpus.format,
+            "format": self.format,
             "seen": account.listing.seen(),
             "utterances": len(self.utterances),
             "speakers": len(of_speakers),
@@ -122,7 +128,7 @@ class Overview:
                 for one in self.utterances[:_ROWS]
             ],
             "treated": dict(account.treated),
-            "left_out": {why.words: n for why, n in account.causes().items() if n},
+            "left_out": account.causes(),
             "refused": self.refused or None,
         }
 
@@ -130,12 +136,12 @@ class Overview:
         """Write the figures, a histogram of lengths, and what is left out, in lines."""
         plain = self.plain()
         rows = {
-            "utterances": f"{plain['utterances']:,} of {plain['seen']:,} files seen",
+            "utterances": f"{plain['utterances']:,} of {counted(plain['seen'], 'file')} seen",
             "speakers": f"{plain['speakers']:,}",
             "hours": f"{plain['seconds'] / 3600:.2f}",
             "rate and channels": "; ".join(
-                f"{one['files']:,} files of {one['sample_rate']} Hz, "
-                f"{one['channels']} channel{'s' * (one['channels'] > 1)}"
+                f"{counted(one['files'], 'file')} of {one['sample_rate']} Hz, "
+                f"{counted(one['channels'], 'channel')}"
                 for one in plain["headers"]
             ),
             "seconds of an utterance": _words(plain["utterance_seconds"], ".2f"),
@@ -209,8 +215,8 @@ def look_at(settings: DataSettings, option: str = "data_folder") -> Overview:
     refused = ""
     if account.problems and settings.bad_files == "refuse":
         refused = (
-            f"{len(account.problems)} of {account.looked_at()} files cannot be used, and "
-            f"train.py refuses them: {kinds_of(account.problems)}. Mend them, or "
+            f"{len(account.problems):,} of {counted(account.looked_at(), 'file')} cannot be "
+            f"used, and train.py refuses them: {kinds_of(account.problems)}. Mend them, or "
             "train without them: --bad_files=drop here and in train.py."
         )
     else:

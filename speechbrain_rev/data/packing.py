@@ -7,7 +7,6 @@ import json
 import os
 import tarfile
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +38,13 @@ from speechbrain_rev.files import (
 )
 from speechbrain_rev.processes import interrupted_while
 
-from .checking import read_checked, report_problems
+from .checking import Checked, read_checked, report_problems, write_left_out
 from .corpora import refuse_lists
-from .corpus import (
-    AUDIO_SUFFIXES,
-    LAYOUT_FILES,
-    OTHER_SUFFIXES,
-    audio_files,
-    inside,
-    read_ahead,
-)
-from .manifest import LeftOut
+from .folders import LAYOUT_FILES, audio_names
+from .manifest import Cause, LeftOut
+from .rows import counted, read_ahead
 
-BAD_FILES = "bad_files.txt"
+LEFT_OUT = "left_out.csv"
 # Whole files that wait decoded; some of noise have hours.
 _AHEAD = 32
 _ADVICE = "Mend them and pack on, or pack without them: --bad_files=drop."
@@ -325,19 +318,25 @@ def pack(
     1
     """
     refuse_lists(source)
-    aside: list[Path] = []
-    files = audio_files(source, AUDIO_SUFFIXES + OTHER_SUFFIXES, aside=aside)
-    names = [path.relative_to(source).as_posix() for path in files]
+    left_out: list[LeftOut] = []
+    within = None if outside_files else source
+    found = audio_names(source, left_out=left_out, within=within)
+    names = sorted(found, key=lambda name: name.split("/"))
+    problems = [one for one in left_out if one.cause is Cause.OUTSIDE]
+    aside = [one for one in left_out if one.cause is not Cause.OUTSIDE]
+    if not names and not problems:
+        raise ValueError(f"There is no audio below {source}. Give a folder with some.")
 
-    read = partial(
-        read_checked,
-        locate=partial(inside, source, within=None if outside_files else source),
-        sample_rate=sample_rate,
-        whole=True,
-        resample=resample,
-        channel=channel,
-    )
-    problems: list[LeftOut] = []
+    def read(name: str) -> Checked | LeftOut:
+        return read_checked(
+            source / name,
+            name=name,
+            sample_rate=sample_rate,
+            whole=True,
+            resample=resample,
+            channel=channel,
+        )
+
     treated: Counter[str] = Counter()
     with (
         interrupted_while(
@@ -349,10 +348,10 @@ def pack(
             sample_rate=sample_rate,
             channel=channel,
         ) as made,
-        progress_bar("packing", unit="file", total=len(files), leave=True) as bar,
+        progress_bar("packing", unit="file", total=len(names), leave=True) as bar,
     ):
         left = [name for name in names if name not in made]
-        bar.update(len(files) - len(left))
+        bar.update(len(names) - len(left))
         for name, one in zip(
             left, read_ahead(read, left, ahead=_AHEAD, together=1), strict=True
         ):
@@ -363,8 +362,13 @@ def pack(
                 made.add(name, one.wav)
                 treated.update(one.treated)
             bar.update()
+        write_left_out(packed / LEFT_OUT, [*problems, *aside])
         report_problems(
-            problems, len(files), packed / BAD_FILES, drop=drop, advice=_ADVICE
+            problems,
+            len(names) + len(left_out) - len(aside),
+            packed / LEFT_OUT,
+            drop=drop,
+            advice=_ADVICE,
         )
         if not len(made):
             raise ValueError(f"No file below {source} can be used: nothing is packed.")
@@ -376,9 +380,9 @@ def pack(
     if aside:
         tqdm.write(
             f"Not packed, for they are hidden, or a WAV or FLAC was made of them: "
-            f"{len(aside)} files, such as {min(aside)}."
+            f"{counted(len(aside), 'file')}, such as {min(one.path for one in aside)}."
         )
     if treated:
         counts = ", ".join(f"{how}: {count}" for how, count in sorted(treated.items()))
-        tqdm.write(f"Of {len(left)} files packed now, {counts}.")
+        tqdm.write(f"Of {counted(len(left), 'file')} packed now, {counts}.")
     return len(made)

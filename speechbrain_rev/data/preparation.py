@@ -4,27 +4,24 @@
 
 - train.csv: the training manifest (ID, wav, samples, spk_id)
 - valid_trials.txt: trials between held-out speakers, if any are held out
+- valid.csv: the files of these trials
 - label_encoder.txt: the number of each speaker, as SpeechBrain writes it
-- bad_files.txt: files that cannot be used, and why
-- accounting.csv: how many files were seen, used, and left out for which reason
-- left_out.csv: each file that is left out, and why
-- single_speakers.txt: speakers with one utterance to train on
-- lost_speakers.txt: speakers of whom no utterance can be used
-- prepared.json: the settings
+- left_out.csv: each file that is not used, and why
+- prepared.json: the settings, counts, and a digest of settings and data
 - SHA256SUMS: checksums of the lists and the settings, which are compared when one is read
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import logging
-import shlex
-import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tqdm import tqdm
 
@@ -38,43 +35,37 @@ from speechbrain_rev.files import (
     write_sums,
     write_whole,
 )
-from speechbrain_rev.hparams.document import dump
-from speechbrain_rev.lists import read_lines, split_line
 from speechbrain_rev.processes import interrupted_while
 
 from .accounting import (
-    LOST,
+    LENGTHENED,
     count_short,
     refuse_few_speakers,
     take_account,
-    write_account,
 )
-from .checking import report_problems
+from .checking import report_problems, write_left_out
 from .corpora import absolute
-from .labels import read_labels, write_labels
+from .labels import write_labels
 from .listing import (
     VALIDATED_SECONDS,
     DataSettings,
     ListedSpeech,
     held_out_speakers,
     list_speech,
-    validation_lines,
+    list_validation,
 )
-from .manifest import Cause, read_manifest, write_manifest
+from .manifest import write_manifest
+from .rows import Row, counted
 
 logger = logging.getLogger(__name__)
 
-TRAIN, VALID_TRIALS = "train.csv", "valid_trials.txt"
-LABELS = "label_encoder.txt"
+TRAIN, VALID_TRIALS, VALID = "train.csv", "valid_trials.txt", "valid.csv"
+LABELS, LEFT_OUT = "label_encoder.txt", "left_out.csv"
 RECORD = "prepared.json"
-BAD_FILES = "bad_files.txt"
-LISTS = (TRAIN, VALID_TRIALS, LABELS)
+LISTS = (TRAIN, VALID_TRIALS, VALID, LABELS)
 
-# What `prepare` records of its settings and lists.
-_ENTRIES = {"settings", "folder", "corpus", "checks", "segment", "prepared"}
-# What a record lacks of settings: those that leave the lists as they would be without.
-_EITHER = "repeat or pad"
-_UNRECORDED: dict[str, object] = {"short": _EITHER, "data_lists": {}}
+# Entries of the record that `prepare` writes.
+_ENTRIES = {"digest", "settings", "folder", "checks", "segment", "prepared"}
 
 
 @dataclass(frozen=True)
@@ -85,73 +76,62 @@ class Prepared:
     ----------
     utterances, speakers : int
         Size of the training set.
-    left_out : int
-        Utterances left out because their speaker is in a trial list.
-    held_out : int
-        Utterances of speakers held out for validation.
+    held_out, held_out_speakers : int
+        Utterances and speakers that are held out for validation.
     valid_trials : int
         Number of validation trials, 0 for none.
-    dropped : int
-        Files that could not be used.
     single : int
         Training speakers with one utterance only.
-    seen : int
-        Files of audio in the data folder or the training list, each of which is in one of
-        the counts.
-    passed_over : int
-        Of these, those beside the folder of the speakers' folders.
+    lost : sequence of str
+        Speakers in no trial list of whom no utterance can be used.
     treated : mapping of str to int
         How many of those used are resampled, mixed, or of one of several channels.
     short : int
         Utterances that are trained on and shorter than a segment.
-    short_left_out : int
-        Utterances left out because they are shorter than a segment.
-    aside : int
-        Hidden files, and originals beside the WAV or FLAC that was made of them.
-    lost : int
-        Speakers in no trial list of whom no utterance can be used.
-    held_out_speakers : int
-        Speakers held out for validation.
+    lengthened : str
+        What is done to these.
+    left_out : mapping of str to int
+        Files that are not used, by reason, as ``left_out.csv`` lists them.
 
     Example
     -------
-    >>> prepared = Prepared(12, 3, left_out=0, held_out=4, valid_trials=10, seen=16)
-    >>> prepared.in_words()
-    'Seen: 16 files of audio. Training: 12 utterances of 3 speakers. ...'
+    >>> Prepared(12, 3, 4, 2, 10, left_out={"hidden": 1}).in_words()
+    'Seen: 17 files of audio. Training: 12 utterances of 3 speakers. ...'
     """
 
     utterances: int
     speakers: int
-    left_out: int
     held_out: int
+    held_out_speakers: int
     valid_trials: int
-    dropped: int = 0
     single: int = 0
-    seen: int = 0
-    passed_over: int = 0
+    lost: tuple[str, ...] = ()
     treated: Mapping[str, int] = field(default_factory=dict)
     short: int = 0
-    short_left_out: int = 0
-    aside: int = 0
-    lost: int = 0
-    held_out_speakers: int = 0
+    lengthened: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    def seen(self) -> int:
+        """Count all files, each of which is in one of the counts."""
+        return self.utterances + self.held_out + sum(self.left_out.values())
 
     def in_words(self) -> str:
         """Return all counts in sentences."""
-        treated = [f"{how}: {count}" for how, count in sorted(self.treated.items())]
+        left_out = [f"{count:,} {why}" for why, count in self.left_out.items()]
+        treated = [f"{count:,} {how}" for how, count in sorted(self.treated.items())]
+        if self.short:
+            treated.append(f"{self.short:,} shorter than a segment, {self.lengthened}")
+        lost = f", such as {self.lost[0]}" if self.lost else ""
         sentences = {
-            f"Seen: {self.seen} files of audio.": True,
-            f"Training: {self.utterances} utterances of {self.speakers} speakers.": True,
-            f"Validation: {self.valid_trials} trials, {self.held_out} utterances held out.": True,
-            f"Left out because their speakers are in trial lists: {self.left_out}.": True,
-            f"Dropped because they cannot be used: {self.dropped}.": True,
-            f"Passed over beside the speakers' folders: {self.passed_over}.": self.passed_over,
-            f"Hidden, or converted to WAV or FLAC: {self.aside}.": self.aside,
-            f"Of those used, {', '.join(treated)}.": treated,
-            f"Shorter than a segment: {self.short} trained on, {self.short_left_out} left "
-            "out.": self.short or self.short_left_out,
-            f"Speakers with one utterance only: {self.single}.": True,
-            f"Speakers without a usable utterance: {self.lost}.": self.lost,
+            f"Seen: {counted(self.seen(), 'file')} of audio.": True,
+            f"Training: {counted(self.utterances, 'utterance')} of "
+            f"{counted(self.speakers, 'speaker')}.": True,
+            f"Validation: {counted(self.valid_trials, 'trial')}, "
+            f"{counted(self.held_out, 'utterance')} held out.": True,
+            f"Left out: {', '.join(left_out)}.": left_out,
+            f"Of those used: {', '.join(treated)}.": treated,
+            f"Speakers with one utterance only: {self.single:,}.": self.single,
+            f"Speakers without a usable utterance: {len(self.lost):,}{lost}.": self.lost,
         }
         return " ".join(words for words, is_said in sentences.items() if is_said)
 
@@ -180,7 +160,7 @@ def prepare(
     ------
     ValueError
         If a folder or list is missing, a file cannot be used, no speaker is left, the
-        folder has checkpoints of a run with other settings, or what was written
+        folder has checkpoints of a run with other settings or data, or what was written
         before is not as it was written.
 
     Example
@@ -199,121 +179,136 @@ def prepare(
     >>> prepared.utterances, prepared.speakers
     (2, 2)
     """
-    save_folder, fingerprint = Path(save_folder), settings.fingerprint()
-    done = save_folder / RECORD
-    earlier = _record(save_folder) if done.is_file() else {}
-    checks, known = settings.checks(), earlier.get("settings")
-    # What the counts of short utterances are of.
-    segment = {"short": settings.short, "samples": settings.segment_samples()}
-    trained = begun
+    save_folder = Path(save_folder)
+    finished, folder = begun, absolute(settings.data_folder)
     begun = begun or any(save_folder.glob("CKPT*/CKPT.yaml"))
-    same = known is not None and _contents(known) == _contents(fingerprint)
-    folder = absolute(settings.data_folder)
-    if same and folder == earlier["folder"]:
-        treated = earlier["checks"]
-        # Without checksums a record vouches for no lists: an interrupted preparation may
-        # have written them.
-        counted = begun or earlier["segment"] == segment
-        kept = begun or RECORD in sums_in(save_folder)
-        if treated == checks and counted and kept:
-            return read_prepared(save_folder)
-        if begun:
-            changed = [name for name in checks if checks[name] != treated[name]]
-            logger.warning(
-                f"{' and '.join(changed)} {'has' if len(changed) == 1 else 'have'} no "
-                f"effect: the lists of {save_folder.parent} are there, and a run keeps the "
-                "files that it began with. To check files anew, give a new output_folder."
-            )
-            return read_prepared(save_folder)
-    elif begun and not same:
-        raise ValueError(_changed(save_folder, known, fingerprint))
-    elif begun:
-        _refuse_other_data(settings, save_folder, earlier)
-        if trained:
-            return read_prepared(save_folder)
-    save_folder.mkdir(parents=True, exist_ok=True)
+    earlier = _record(save_folder) if (save_folder / RECORD).is_file() else {}
+    # Counts of short utterances depend on the segment.
+    segment = {"short": settings.short, "samples": settings.segment_samples()}
     with interrupted_while(
         f"in the listing of {settings.data_folder}, before any training. The same "
         "command lists it anew."
     ):
-        listing = list_speech(settings)
+        given, listing = settings.fingerprint(), list_speech(settings)
+        made = blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=16)
+        made.update(listing.digest().encode())
+        same = earlier.get("digest") == made.hexdigest()
+        if begun and not same:
+            raise ValueError(_changed(save_folder, earlier.get("settings"), given))
+        if begun:
+            _warn_of_checks(save_folder, earlier["checks"], settings.checks())
+        # Lists have the paths of files: a folder that moved is listed again.
+        stays = finished or (same and earlier["folder"] == folder)
+        # Without checksums a record vouches for no lists: an interrupted preparation may
+        # have written them.
+        unchanged = (
+            earlier.get("segment") == segment
+            and earlier["checks"] == settings.checks()
+            and RECORD in sums_in(save_folder)
+        )
+        if stays and (begun or unchanged):
+            return read_prepared(save_folder)
+        save_folder.mkdir(parents=True, exist_ok=True)
         tqdm.write(listing.understood())
-        prepared = _write_lists(listing, settings, save_folder, save_folder / BAD_FILES)
+        prepared = _write_lists(listing, settings, save_folder)
         record = {
-            "settings": fingerprint,
+            "digest": made.hexdigest(),
+            "settings": given,
             "folder": folder,
-            "corpus": listing.digest(),
-            "checks": checks,
+            "checks": settings.checks(),
             "segment": segment,
             "prepared": asdict(prepared),
         }
-        write_whole(done, json.dumps(record, indent=1) + "\n")
+        write_whole(save_folder / RECORD, json.dumps(record, indent=1) + "\n")
         write_missing_sums(save_folder)
     return prepared
 
 
+def _warn_of_checks(
+    save_folder: Path, earlier: Mapping[str, object], now: Mapping[str, object]
+) -> None:
+    """Name the checks that come too late for a run that has begun."""
+    changed = [name for name in now if now[name] != earlier[name]]
+    if changed:
+        logger.warning(
+            f"{' and '.join(changed)} {'has' if len(changed) == 1 else 'have'} no "
+            f"effect: the lists of {save_folder.parent} are there, and a run keeps the "
+            "files that it began with. To check files anew, give a new output_folder."
+        )
+
+
 def _write_lists(
-    listing: ListedSpeech, settings: DataSettings, save_folder: Path, bad_files: Path
+    listing: ListedSpeech, settings: DataSettings, save_folder: Path
 ) -> Prepared:
     """Check files, choose speakers, and write the lists of a run."""
-    corpus, account = listing.corpus, take_account(listing, settings)
-    report_problems(
-        account.problems,
-        account.looked_at(),
-        bad_files,
-        drop=settings.bad_files == "drop",
-    )
+    account, drop = take_account(listing, settings), settings.bad_files == "drop"
+    left_out = save_folder / LEFT_OUT
+    if account.problems and not drop:
+        write_left_out(left_out, account.left_out)
+    report_problems(account.problems, account.looked_at(), left_out, drop=drop)
     usable = account.usable
-    held_out = held_out_speakers(
-        {s: list(names) for s, names in usable.items()}, corpus, settings
-    )
+    chosen = held_out_speakers(usable, settings)
+    refuse_few_speakers(account, chosen)
     fewest = VALIDATED_SECONDS * settings.sample_rate
-    validated = {
-        speaker: [n for n in names if usable[speaker][n].samples >= fewest]
-        for speaker, names in held_out.items()
-    }
-    lines = validation_lines(validated, corpus, settings)
-    refuse_few_speakers(account, held_out)
+    held_out: dict[str, dict[str, Row]] = {speaker: {} for speaker in chosen}
+    for row in listing.rows:
+        if (speaker := row.speaker or "") in held_out:
+            utterance = usable[speaker].get(row.name)
+            if utterance is not None and utterance.samples >= fewest:
+                held_out[speaker][row.name] = row
+    lines, files = list_validation(
+        {speaker: [*rows.values()] for speaker, rows in held_out.items()},
+        listing,
+        settings,
+    )
     train = {s: list(u.values()) for s, u in usable.items() if s not in held_out}
     utterances = [utterance for spoken in train.values() for utterance in spoken]
-    single = [speaker for speaker, spoken in train.items() if len(spoken) == 1]
-    causes = account.causes()
     prepared = Prepared(
         len(utterances),
         len(train),
-        left_out=causes[Cause.TESTED],
-        held_out=sum(map(len, held_out.values())),
-        valid_trials=len(lines),
-        dropped=len(account.problems),
-        single=len(single),
-        seen=listing.seen(),
-        passed_over=causes[Cause.BESIDE],
+        account.used() - len(utterances),
+        len(held_out),
+        len(lines),
+        single=sum(len(spoken) == 1 for spoken in train.values()),
+        lost=tuple(account.lost),
         treated=dict(account.treated),
         short=count_short(utterances, settings),
-        short_left_out=causes[Cause.SHORT],
-        aside=causes[Cause.HIDDEN] + causes[Cause.ORIGINAL],
-        lost=len(account.lost),
-        held_out_speakers=len(held_out),
+        lengthened=LENGTHENED.get(settings.short, ""),
+        left_out=account.causes(),
     )
-    write_account(
-        account,
-        save_folder,
-        training=utterances,
-        validation=prepared.held_out,
-        single=single,
-        settings=settings,
-    )
-    if account.lost:
-        logger.warning(
-            f"{len(account.lost)} speakers have no utterance that can be used, such as "
-            f"{account.lost[0]}. {save_folder / LOST} lists all."
-        )
     # Checksums go first and come last: they vouch for the lists.
     (save_folder / SUMS).unlink(missing_ok=True)
+    write_left_out(left_out, account.left_out)
     write_manifest(save_folder / TRAIN, utterances)
     write_whole(save_folder / VALID_TRIALS, "".join(lines))
+    _write_files(save_folder / VALID, files.items())
     write_labels(save_folder / LABELS, train)
     return prepared
+
+
+def _write_files(path: Path, files: Iterable[tuple[str, str]]) -> None:
+    """Write the names of trials, and their files."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows((("name", "wav"), *files))
+    write_whole(path, text.getvalue())
+
+
+def read_valid_files(save_folder: str | Path) -> dict[str, str]:
+    """Read the files of the validation trials by their names.
+
+    Parameters
+    ----------
+    save_folder : str or Path
+        The run's.
+
+    Returns
+    -------
+    dict of str to str
+    """
+    path = Path(save_folder, VALID)
+    check_sum(path)
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row["name"]: row["wav"] for row in csv.DictReader(file)}
 
 
 def write_missing_sums(save_folder: str | Path) -> None:
@@ -366,7 +361,8 @@ def read_prepared(save_folder: str | Path) -> Prepared:
                 f"no run has begun, deleting {RECORD} lists the data anew."
             )
         check_sum(Path(save_folder, name))
-    return Prepared(**_record(save_folder)["prepared"])
+    prepared = Prepared(**_record(save_folder)["prepared"])
+    return replace(prepared, lost=tuple(prepared.lost))
 
 
 def _record(save_folder: str | Path) -> dict[str, Any]:
@@ -384,117 +380,26 @@ def _record(save_folder: str | Path) -> dict[str, Any]:
         return record
 
 
-def _contents(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without the places of folder and lists."""
-    return {
-        name: list(value.values()) if isinstance(value, dict) else value
-        for name, value in settings.items()
-        if name != "data_folder"
-    }
-
-
-def _refuse_other_data(
-    settings: DataSettings, save_folder: Path, record: Mapping[str, Any]
-) -> None:
-    """Refuse a data folder of another path, unless what it holds is the same."""
-    earlier, listing = record["folder"], list_speech(settings)
-    changes = []
-    # Audio of another format has another digest.
-    if record["corpus"] != listing.digest():
-        changes = _changes(listing, settings, save_folder)
-    if changes:
-        raise ValueError(
-            f"{save_folder.parent} has checkpoints of a run on {earlier}, and "
-            f"{settings.data_folder} holds other data: {len(changes)} utterances or lists "
-            f"differ, such as {changes[0]}. Give another output_folder, or the data as "
-            "they were."
-        )
-    logger.warning(
-        f"{settings.data_folder} holds the data of {earlier}: {save_folder.parent} goes "
-        "on with them."
-    )
-
-
-def _changes(
-    listing: ListedSpeech, settings: DataSettings, save_folder: Path
-) -> list[str]:
-    """Prepare a listing elsewhere, and list the differences to what was prepared."""
-    with tempfile.TemporaryDirectory() as folder:
-        _write_lists(listing, settings, Path(folder), save_folder / BAD_FILES)
-        then, now = (_summary(at) for at in (save_folder, Path(folder)))
-    return [
-        f"{n}: was {then.get(n)}, is {now.get(n)}"
-        for n in {**then, **now}
-        if then.get(n) != now.get(n)
-    ]
-
-
-def _summary(save_folder: Path) -> dict[str, object]:
-    """Return what must be equal wherever the data are, in whatever format."""
-    lists: dict[str, object] = {
-        f"utterance {one.ID}": f"{one.samples} samples of {one.spk_id}"
-        for one in read_manifest(save_folder / TRAIN)
-    }
-    trials = [
-        [field.rpartition(".")[0] or field for field in split_line(line, 3)]
-        for line in read_lines(save_folder / VALID_TRIALS, "'label path path'")
-    ]
-    for name, content in (
-        (VALID_TRIALS, trials),
-        (LABELS, read_labels(save_folder / LABELS)),
-    ):
-        lists[name] = blake2b(repr(content).encode(), digest_size=8).hexdigest()
-    return lists
-
-
 def _changed(
-    save_folder: Path, earlier: dict[str, object] | None, now: dict[str, object]
+    save_folder: Path, earlier: Mapping[str, object] | None, now: Mapping[str, object]
 ) -> str:
-    """Explain which settings changed since the checkpoints were made."""
+    """Say what differs from the data that a run began with, and how to list them anew."""
     folder = save_folder.parent
     if earlier is None:
         return (
             f"{folder} has checkpoints, but no {RECORD} that names their speakers. "
-            "Give another output_folder."
+            "List anew: --output_folder=FOLDER."
         )
-    earlier, now = _UNRECORDED | earlier, _UNRECORDED | now
-    names = [name for name in earlier | now if earlier.get(name) != now.get(name)]
-    if "short" in names:
-        # Only where short utterances are dropped the seconds of a segment are recorded.
-        names.remove("sentence_len")
-    changes = "; ".join(f"{n}: {_shown(earlier.get(n), now.get(n))}" for n in names)
+    names = [name for name in {**earlier, **now} if earlier.get(name) != now.get(name)]
+    changes = [
+        f"the content of {name}"
+        if isinstance(now.get(name, earlier.get(name)), list)
+        else f"{name}: was {earlier.get(name)}, is {now.get(name)}"
+        for name in names
+    ]
     return (
-        f"{folder} has checkpoints of a run on other data settings ({changes}). "
-        "Going on would give the speakers other numbers. Give another output_folder, "
-        f"or{_as_they_were({n: earlier.get(n) for n in names}, now)}."
+        f"{folder} has checkpoints of a run on other data "
+        f"({'; '.join(changes) or 'names, sizes or speakers of the files'}), and speakers "
+        "keep their numbers. Resume it with the data as they were, or list anew: "
+        "--output_folder=FOLDER."
     )
-
-
-def _as_they_were(earlier: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """Put in words how to give changed settings as a run began with them."""
-    given, left_out = [], []
-    for name, value in earlier.items():
-        if isinstance(value, dict):
-            is_same_list = list(value) == list(cast(dict[str, str], now[name]))
-            if name == "data_lists" or is_same_list:
-                continue  # It is the content that differs, not the option.
-            # Models of a trial list are found beside it.
-            paths = [path for path in value if not path.endswith("spk2utt")]
-            value = paths if name == "trial_lists" else next(iter(paths), None)
-        if value in (None, [], _EITHER):
-            left_out.append(f"--{name}")
-        else:
-            written = value if isinstance(value, str) else dump(value)
-            given.append(shlex.quote(f"--{name}={written}"))
-    words = [f"give {' '.join(given)} again"] * bool(given)
-    words += [f"leave {' '.join(left_out)} out"] * bool(left_out)
-    return f" {' and '.join(words)} to go on" if words else " the data as they were"
-
-
-def _shown(earlier: object, now: object) -> str:
-    """Show a change; a list is known by its name and by its content."""
-    if isinstance(earlier, dict) and isinstance(now, dict):
-        if list(earlier) == list(now):
-            return f"the content of {', '.join(now)} changed"
-        earlier, now = (", ".join(lists) or None for lists in (earlier, now))
-    return f"was {earlier}, is {now}"

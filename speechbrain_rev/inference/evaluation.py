@@ -9,8 +9,9 @@ scores/det.png.
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speechbrain_rev import plots, scoring
+from speechbrain_rev.audio import audio_exists
 from speechbrain_rev.audio.checks import MIX, Channel
-from speechbrain_rev.data import Corpus, VoxCelebFolder, open_corpus, read_manifest
-from speechbrain_rev.data.corpora import ListedFiles, find_files
+from speechbrain_rev.data import Source, open_sources, read_manifest
+from speechbrain_rev.data.rows import Found, are, counted, find_rows, speaker_of_name
 from speechbrain_rev.files import write_whole
 from speechbrain_rev.inference import (
     Cohort,
@@ -43,8 +45,6 @@ from .verification import check_fresh
 
 TRIALS = "embeddings/trials.npz"
 MANIFEST = "save/train.csv"
-# Takes speakers from names alone: embeddings and files of scores have no corpus.
-_BY_NAME = VoxCelebFolder(Path())
 #: Draws of speakers for intervals.
 REPLICATES = 1000
 
@@ -134,15 +134,17 @@ def lists_of(
     return paths
 
 
-def trial_files(trial_lists: Sequence[Path], corpus: Corpus) -> dict[str, Path]:
+def trial_files(
+    trial_lists: Sequence[Path], sources: Sequence[Source]
+) -> dict[str, Path]:
     """Find the audio of every utterance of the trial lists.
 
     Parameters
     ----------
     trial_lists : sequence of Path
-        Lists of the corpus.
-    corpus : Corpus
-        The folder of the audio.
+        Lists of names.
+    sources : sequence of Source
+        Where the audio is, as of ``open_sources``.
 
     Returns
     -------
@@ -155,40 +157,31 @@ def trial_files(trial_lists: Sequence[Path], corpus: Corpus) -> dict[str, Path]:
         If files are missing, or names lead out of the folder.
     """
     lists = {path: scoring.read_trials(path) for path in trial_lists}
-    files = _located(corpus, {path: one.utterances for path, one in lists.items()})
-    for path, one in lists.items():
-        _refuse_unnamed_models(path, one, files)
-    if files.missing:
+    names = dict.fromkeys(chain.from_iterable(t.utterances for t in lists.values()))
+    found = find_rows(sources, names)
+    for path, trials in lists.items():
+        found.refuse_outside(path, trials.utterances)
+        _refuse_unnamed_models(path, trials, found)
+    if missing := found.lacking(names):
         raise ValueError(
-            f"Of the utterances of the trial lists {files.lacking()} Give their folder "
+            f"Of the utterances of the trial lists {missing} Give their folder "
             "with --trials_folder; names in trial lists begin with the speaker, as in "
             "id10270/..."
         )
-    return dict(files.paths)
+    return {name: Path(found.rows[name].wav) for name in names}
 
 
-def _refuse_unnamed_models(
-    path: Path, trials: scoring.Trials, files: ListedFiles
-) -> None:
+def _refuse_unnamed_models(path: Path, trials: scoring.Trials, found: Found) -> None:
     """Refuse a list of enrolled speakers whose utterances no file names."""
-    missing = {*files.missing} & {*trials.utterances}
+    missing = {*found.missing} & {*trials.utterances}
     unnamed = missing & {*trials.enrol}
     if unnamed and unnamed == missing and not missing & {*trials.test}:
         raise ValueError(
-            f"{path}: {len(unnamed)} names that are enrolled are no files of the corpus, such "
-            f"as {min(unnamed)}. If these are speakers with several utterances, put the file "
+            f"{path}: {counted(len(unnamed), 'enrolled name')} without a file in the corpus, "
+            f"such as {min(unnamed)}. If these are speakers with several utterances, put the file "
             f"that names these beside the list, as {path.name}.spk2utt or spk2utt, with lines "
             "'speaker utterance ...'; else give the folder of the speech: --trials_folder."
         )
-
-
-def _located(corpus: Corpus, listed: Mapping[str | Path, Iterable[str]]) -> ListedFiles:
-    """Find the files that lists name; refuse names that lead out of the corpus."""
-    names = dict.fromkeys(chain.from_iterable(listed.values()))
-    files = find_files(corpus, list(names))
-    for path, of_list in listed.items():
-        files.refuse_outside(path, of_list)
-    return files
 
 
 def cohort_files(
@@ -224,35 +217,32 @@ def cohort_files(
     ValueError
         If files are missing, or lie outside the data folder.
     """
-    by_speaker: dict[str, dict[str, str]] = defaultdict(dict)
+    chosen: dict[str, str] = {}
+    counts: Counter[str] = Counter()
     for utterance in read_manifest(manifest):
-        wav = utterance.wav
-        if data_folder is not None:
-            suffix = f".{wav.rpartition('.')[2]}"
-            wav = f"{utterance.ID.removesuffix(suffix)}{suffix}"
-            if not utterance.wav.endswith(f"/{wav}"):
-                raise ValueError(
-                    f"{manifest}: {utterance.ID} is no path in a data folder, as "
-                    f"{utterance.wav} shows. Leave --data_folder out."
-                )
-        by_speaker[utterance.spk_id][utterance.ID] = wav
-    wavs = {
-        name: wav
-        for files in by_speaker.values()
-        for name, wav in list(files.items())[:utterances_per_speaker]
-    }
+        counts[utterance.spk_id] += 1
+        if counts[utterance.spk_id] <= (utterances_per_speaker or math.inf):
+            chosen[utterance.ID] = utterance.wav
     if data_folder is None:
-        # Paths of a manifest may lead anywhere.
-        corpus: Corpus = VoxCelebFolder(Path(), outside_files=True)
+        files = {name: Path(wav) for name, wav in chosen.items()}
+        missing = {
+            name: str(path) for name, path in files.items() if not audio_exists(path)
+        }
     else:
-        corpus = open_corpus(data_folder, outside_files=outside_files)
-    files = _located(corpus, {manifest: wavs.values()})
-    if files.missing:
+        found = find_rows(
+            open_sources(data_folder, outside_files=outside_files), chosen
+        )
+        found.refuse_outside(manifest, chosen)
+        missing = found.missing
+        files = {name: Path(row.wav) for name, row in found.rows.items()}
+    if missing:
+        such = next(iter(missing.values()))
         raise ValueError(
-            f"Of the training utterances {files.lacking()} Give the folder where they "
+            f"Of the training utterances {len(missing)} of {counted(len(chosen), 'file')} "
+            f"{are(len(missing))} missing, such as {such}. Give the folder where they "
             "are now with --data_folder."
         )
-    return {name: files.paths[wav] for name, wav in wavs.items()}
+    return {name: files[name] for name in chosen}
 
 
 def files_of_run(
@@ -278,7 +268,7 @@ def files_of_run(
         Where the training data are now, if they have moved. Lists and folders of the run
         in the old folder are looked for there too.
     outside_files : bool
-        As of ``open_corpus``; also where the run's settings have it on.
+        As of ``open_sources``; also where the run's settings have it on.
     utterances_per_speaker : int, optional
         Of the cohort; all by default.
 
@@ -303,9 +293,9 @@ def files_of_run(
     option = "data_folder or trials_folder"
     if trials_folder or data_folder:
         option = "trials_folder" if trials_folder else "data_folder"
-    corpus = open_corpus(folder, option, outside_files=outside_files)
+    sources = open_sources(folder, option, outside_files=outside_files)
     return (
-        trial_files(lists_of(trials, settings, data_folder), corpus),
+        trial_files(lists_of(trials, settings, data_folder), sources),
         cohort_files(
             run / MANIFEST,
             utterances_per_speaker,
@@ -545,13 +535,14 @@ def _trained_on(
 ) -> list[str]:
     """Warn of a list whose speakers are in training, where names begin with speakers."""
     utterances = listed.utterances
-    named = [_BY_NAME.speaker(n) or trained.get(n) for n in utterances]
+    named = [speaker_of_name(n) or trained.get(n) for n in utterances]
     speakers = {each for each in named if each}
     shared = speakers & set(trained.values())
     if not shared:
         return []
     return [
-        f"{len(shared)} of {len(speakers)} speakers of {name} are in training, such as "
+        f"{len(shared)} of {counted(len(speakers), 'speaker')} of {name} "
+        f"{are(len(shared))} in training, such as "
         f"{min(shared)}: its error rates are too low. To leave them out, name the list in "
         "--trial_lists of train.py."
     ]
@@ -671,7 +662,7 @@ def _rates(
     }
     if not replicates:
         return curve, rates, []
-    speakers = {n: s for n in trials.utterances if (s := _BY_NAME.speaker(n))}
+    speakers = {n: s for n in trials.utterances if (s := speaker_of_name(n))}
     if len(speakers) < len(trials.utterances):
         missing = "No intervals: names of utterances do not begin with 'speaker/'."
         return curve, rates, [missing]

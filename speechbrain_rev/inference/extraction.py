@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speechbrain_rev.audio.checks import MAXIMUM_SECONDS, Channel, as_channel
-from speechbrain_rev.audio.packed import find_packed
 from speechbrain_rev.audio.segments import file_of
 from speechbrain_rev.bars import progress_bar
-from speechbrain_rev.data.corpus import AUDIO_SUFFIXES, files_below, is_hidden
+from speechbrain_rev.data.folders import files_below, is_hidden
+from speechbrain_rev.data.rows import AUDIO_SUFFIXES
 from speechbrain_rev.files import check_file, delete_leftovers, writing_alone
 from speechbrain_rev.inference.archive import (
     EmbeddingArchive,
@@ -384,11 +384,8 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
         if below is None:
             files[place.as_posix()] = place
             continue
-        # Files of a packed folder are named from the root.
-        packed = find_packed(place)
-        root = place if packed is None else Path(packed[0].folder, packed[1])
         for path in sorted(below):
-            inside = path.relative_to(root)
+            inside = path.relative_to(place)
             if is_hidden(inside.as_posix()):
                 others["hidden"] += 1
             elif path.suffix.lower() in AUDIO_SUFFIXES:

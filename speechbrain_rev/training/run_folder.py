@@ -22,6 +22,7 @@ from speechbrain.utils.distributed import if_main_process, run_on_main
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data.listing import DataSettings
+from speechbrain_rev.data.manifest import Cause
 from speechbrain_rev.data.preparation import Prepared
 from speechbrain_rev.data.seeding import processes_saved
 from speechbrain_rev.files import (
@@ -102,7 +103,7 @@ def begin_record(
             prepared.utterances,
             prepared.speakers,
             prepared.held_out_speakers,
-            prepared.left_out,
+            prepared.left_out.get(Cause.TESTED.words, 0),
         ),
         augmentation=Augmentation(**augmentation),
         device=device,

@@ -124,7 +124,6 @@ def write_rows(path: Path, rows: int) -> None:
         f"id{row // 180:05d}/{row * 7919 % 10**11:011d}/{row % 180:05d}.wav"
         for row in range(rows)
     ]
-    # Of one length, as much speech is, so that all are compared in search of copies.
     speech = torch.rand(rows, _FILE_SAMPLES, generator=torch.Generator().manual_seed(0))
     with Packing(source, source="rows", sample_rate=RATE) as packing:
         for name, wav in zip(names, speech, strict=True):

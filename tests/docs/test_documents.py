@@ -113,7 +113,7 @@ def test_the_table_of_contributing_names_files_as_they_are():
     rows = re.findall(r"^\|.*", table.partition("\n## ")[0], re.MULTILINE)
     file = r"`([\w./-]+(?:/|\.(?:py|ya?ml|md)))`"
     names = {name for row in rows for name in re.findall(file, row)}
-    assert {"data/corpus.py", "hparams/train.yaml"} <= names
+    assert {"data/folders.py", "hparams/train.yaml"} <= names
     for name in names:
         # Of the package, or of the repository: which one is meant is certain.
         places = [ROOT / "speechbrain_rev" / name, ROOT / name]

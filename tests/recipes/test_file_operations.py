@@ -90,7 +90,7 @@ class TestPreparation(Tried):
             save = output / "save"
             if (save / "prepared.json").exists():
                 prepared = read_prepared(save)
-                assert prepared.dropped == 1
+                assert sum(prepared.left_out.values()) == 1
                 assert (
                     len(read_manifest(save / "train.csv")) == prepared.utterances == 8
                 )

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from speechbrain_rev import cli
-from speechbrain_rev.data import VoxCelebFolder
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.files import LOCK, locked
 from speechbrain_rev.inference import SpeakerEmbedder, evaluation, runs
@@ -380,7 +379,7 @@ def test_a_finished_run_that_is_started_again_changes_nothing(again, folder, los
     assert (
         again(lr=0.5) == f"{words} These settings had no effect: lr: was 0.1, is 0.5.\n"
     )
-    with pytest.raises(ValueError, match="other data settings"):
+    with pytest.raises(ValueError, match="a run on other data"):
         again(valid_speakers=2)
     if lost == "checkpoints":
         with pytest.raises(ValueError, match=r"has trained 1 epochs, and .* has ch"):
@@ -492,9 +491,7 @@ def test_flipped_bits_are_refused_by_who_evaluates(interrupted, tmp_path):
     lists = [save / "valid_trials.txt"]
     for name, read in {
         "train.csv": lambda: evaluation.cohort_files(save / "train.csv"),
-        "valid_trials.txt": lambda: evaluation.trial_files(
-            lists, VoxCelebFolder(folder)
-        ),
+        "valid_trials.txt": lambda: evaluation.trial_files(lists, []),
         "label_encoder.txt": lambda: read_labels(save / "label_encoder.txt"),
     }.items():
         flip(save / name)

@@ -61,10 +61,10 @@ PUBLIC = {
     },
     "audio": {"AudioInfo", "audio_exists", "audio_info", "read_audio", "read_blocks"},
     "data": {
-        "CORPORA", "ChunkBatch", "ChunkDataset", "Corpus", "EpochBatchSampler",
-        "FORMATS", "GlobalRandomState", "Manifest", "Row", "SpeakerAugment", "Utterance", "VoxCelebFolder", "WholeUtterances",
-        "add_noise", "audio_files", "collate_chunks", "collate_whole",
-        "generator", "open_corpus", "read_manifest",
+        "ChunkBatch", "ChunkDataset", "EpochBatchSampler", "Format", "FORMATS",
+        "GlobalRandomState", "LAYOUTS", "Layout", "Manifest", "Row", "Source",
+        "SpeakerAugment", "Utterance", "WholeUtterances", "add_noise", "audio_files",
+        "collate_chunks", "collate_whole", "generator", "open_sources", "read_manifest",
         "repeat_to", "reverberate", "write_manifest",
     },
     "training": {

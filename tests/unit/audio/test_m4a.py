@@ -13,7 +13,7 @@ import soundfile
 import torch
 
 from speechbrain_rev.audio import audio_info, m4a, read_audio, read_blocks
-from speechbrain_rev.data import open_corpus
+from speechbrain_rev.data import open_sources
 from speechbrain_rev.data.checking import read_checked
 from speechbrain_rev.data.packing import pack
 from tests.corpus import speak, write_corpus, write_m4a
@@ -139,14 +139,14 @@ def test_voxceleb2_as_downloaded_is_prepared_and_packed(tmp_path, prepared):
     write_corpus(tmp_path / "made", speakers=3, seconds=0.1, suffix=".m4a")
     (tmp_path / "vox2/dev").mkdir(parents=True)
     (tmp_path / "made/wav").rename(tmp_path / "vox2/dev/aac")
-    corpus = open_corpus(tmp_path / "vox2")
-    assert corpus.format == "VoxCeleb"
-    names = list(corpus.utterances())
-    assert prepared(tmp_path / "vox2").utterances == len(names) == 12
+    (source,) = open_sources(tmp_path / "vox2")
+    assert source.format == "VoxCeleb"
+    rows = list(source.rows([]))
+    assert prepared(tmp_path / "vox2").utterances == len(rows) == 12
     packed = tmp_path / "vox2.packed"
     assert pack(tmp_path / "vox2", packed, sample_rate=RATE) == 12
-    assert list(open_corpus(packed).utterances()) == names
-    for name in names:
-        wav = read_audio(corpus.locate(name), sample_rate=RATE)
-        again = read_audio(open_corpus(packed).locate(name), sample_rate=RATE)
+    (source,) = open_sources(packed)
+    for one, other in zip(rows, source.rows([]), strict=True):
+        assert one.name == other.name
+        wav, again = (read_audio(row.wav, sample_rate=RATE) for row in (one, other))
         assert (wav - again).abs().max() <= wav.abs().max() / 2**15 / 2 * 1.01

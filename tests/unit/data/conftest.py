@@ -1,5 +1,7 @@
 """A small corpus, and what prepares and packs it, for the tests of this folder."""
 
+import csv
+
 import pytest
 
 from speechbrain_rev.data.listing import DataSettings
@@ -31,6 +33,12 @@ def prepared(corpus, tmp_path):
         return prepare(DataSettings(**given), tmp_path / save, begun=begun)
 
     return run
+
+
+def left_out(save):
+    """The reason for each file that is not used, as left_out.csv has it."""
+    with (save / "left_out.csv").open(newline="") as file:
+        return {row["file"]: row["reason"] for row in csv.DictReader(file)}
 
 
 def snapshot(folder):

@@ -1,6 +1,5 @@
 """Each file that was seen is used or left out for a reason, and both are written down."""
 
-import csv
 from collections import Counter
 
 import numpy as np
@@ -13,6 +12,8 @@ from speechbrain_rev.data.listing import DataSettings, list_speech
 from speechbrain_rev.data.manifest import Cause
 from speechbrain_rev.data.overview import look_at
 from tests.corpus import RATE, write_corpus
+
+from .conftest import left_out
 
 #: Where each file that is left out lies below the data folder, and why it is.
 LEFT = {
@@ -28,6 +29,7 @@ LEFT = {
     "wav/nobody.wav": Cause.NO_SPEAKER.words,
     "wav/.cache/s/old.wav": Cause.HIDDEN.words,
     "beside.wav": Cause.BESIDE.words,
+    ".trash/beside.wav": Cause.HIDDEN.words,
     **{
         f"wav/{speaker}/s00/00000.wav": Cause.TESTED.words
         for speaker in ("id00000", "id00001")
@@ -54,6 +56,7 @@ def one_of_each(tmp_path):
         "../../.cache/s/old.wav": (noise, RATE),
         "../../nobody.wav": (noise, RATE),
         "../../../beside.wav": (noise, RATE),
+        "../../../.trash/beside.wav": (noise, RATE),
     }
     bad = folder / "wav/id9/s"
     bad.mkdir(parents=True)
@@ -75,13 +78,12 @@ def one_of_each(tmp_path):
 
 @pytest.mark.parametrize("short", ["repeat", "pad", "drop"])
 def test_seen_are_used_and_left_out_by_file_and_by_reason(
-    prepared, one_of_each, tmp_path, short, caplog
+    prepared, one_of_each, tmp_path, short
 ):
     summary = prepared(**one_of_each, short=short)
     save, data = tmp_path / "save", one_of_each["data"]
     left = {
-        row["file"].removeprefix(f"{data}/"): row["reason"]
-        for row in csv.DictReader((save / "left_out.csv").open())
+        path.removeprefix(f"{data}/"): reason for path, reason in left_out(save).items()
     }
     expected = dict(LEFT)
     if short != "drop":
@@ -97,32 +99,20 @@ def test_seen_are_used_and_left_out_by_file_and_by_reason(
     }
     assert used | left.keys() == audio
     assert not used & left.keys()
-    counts = {
-        row["what"]: int(row["files"])
-        for row in csv.DictReader((save / "accounting.csv").open())
-    }
-    accounted = [n for what, n in counts.items() if what.startswith(("used", "left"))]
-    assert counts["seen"] == sum(accounted) == len(audio) == summary.seen
-    assert Counter(expected.values()) == {
-        name.removeprefix("left out: "): count
-        for name, count in counts.items()
-        if name.startswith("left out: ")
-    }
+    assert summary.left_out == Counter(expected.values())
+    assert summary.seen() == len(audio)
+    assert summary.short == (short != "drop")
     how = {"repeat": "repeated", "pad": "padded with zeros"}.get(short)
-    lengthened = counts.get(f"of the used: shorter than a segment and {how}", 0)
-    assert (summary.short, summary.short_left_out) == (lengthened, short == "drop")
-    assert lengthened == (short != "drop")
-    single = ["id00002", "id00003"]
-    assert (save / "lost_speakers.txt").read_text().split() == ["id8"]
-    assert "1 speakers have no utterance that can be used, such as id8" in caplog.text
-    assert "without a usable utterance: 1." in summary.in_words()
+    words = f"Of those used: 1 shorter than a segment, {how}."
+    assert (words in summary.in_words()) == (short != "drop")
+    assert summary.lost == ("id8",)
+    assert "without a usable utterance: 1, such as id8." in summary.in_words()
     settings = {k: v for k, v in one_of_each.items() if k != "data"}
     overview = look_at(DataSettings(str(data), **settings))
     assert overview.plain()["lost_speakers"] == ["id8"]
     assert "speakers without utterances  1, such as id8\n" in overview.text()
-    assert (save / "single_speakers.txt").read_text().split() == single
-    assert summary.single == len(single)
-    assert "Shorter than a segment: " in summary.in_words()
+    assert overview.plain()["single_speakers"] == ["id00002", "id00003"]
+    assert summary.single == 2
 
 
 def test_a_file_that_is_lost_is_an_error(one_of_each, monkeypatch):
@@ -161,9 +151,9 @@ def test_a_segment_s_length_is_part_of_lists_that_drop_the_short_ones_alone(
     """Until a run has checkpoints its lists follow; then those that would change are refused."""
     assert prepared(**one_of_each).short == 1
     assert prepared(**one_of_each | {"sentence_len": 0.4}).short == 0
-    assert prepared(**one_of_each, short="drop").short_left_out == 1
+    assert prepared(**one_of_each, short="drop").left_out[Cause.SHORT.words] == 1
     (tmp_path / "save/CKPT+1").mkdir()
     (tmp_path / "save/CKPT+1/CKPT.yaml").touch()
     for changed in ({"sentence_len": 0.4, "short": "drop"}, {"short": "repeat"}):
-        with pytest.raises(ValueError, match="other data settings"):
+        with pytest.raises(ValueError, match="a run on other data"):
             prepared(**one_of_each | changed)

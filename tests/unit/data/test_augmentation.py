@@ -308,7 +308,7 @@ class TestFolders:
 
     def test_one_of_which_nothing_can_be_read_is_refused(self, tmp_path):
         soundfile.write(tmp_path / "hiss.wav", np.ones(100), 8000)
-        with pytest.raises(ValueError, match=r"None of the 1 files .*hiss\.wav"):
+        with pytest.raises(ValueError, match=r"None of 1 file such .*hiss\.wav"):
             apply(disturber(tmp_path), speech())
 
     def test_what_is_on_is_reported(self, noise, rirs):

@@ -12,14 +12,15 @@ import torch
 from torchaudio.functional import resample
 
 from speechbrain_rev.audio import read_audio
-from speechbrain_rev.data import SpeakerAugment, checking, read_manifest
+from speechbrain_rev.data import SpeakerAugment, read_manifest
 from speechbrain_rev.data.dataset import train_loader
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.data.listing import DataSettings
+from speechbrain_rev.data.manifest import Cause
 from speechbrain_rev.data.overview import look_at
 from speechbrain_rev.data.packing import pack
 from tests.corpus import write_corpus
-from tests.unit.data.test_formats import as_shards, rows_of, write_tables
+from tests.unit.data.conftest import left_out
 
 RATE = 16000
 
@@ -58,8 +59,8 @@ HEADERS |= {"lossy"}
 ALL = HEADERS | {"silent", "nan", "damaged"}
 
 
-def stems(path):
-    return {line.split("\t")[0].split("/")[-1].split(".")[0] for line in path.open()}
+def stems(save):
+    return {Path(path).name.split(".")[0] for path in left_out(save)}
 
 
 @pytest.mark.parametrize(("whole", "bad"), [(False, HEADERS), (True, ALL)])
@@ -68,15 +69,13 @@ def test_all_problems_are_reported_at_once(
 ):
     with pytest.raises(ValueError, match="bad_files: drop") as error:
         prepared(bad_corpus, check_audio=whole)
-    table = capsys.readouterr().out
-    for words in (table, str(error.value)):
+    prepared(bad_corpus, "dropped", check_audio=whole, bad_files="drop")
+    for words in (capsys.readouterr().out, str(error.value)):
         assert f"{len(bad)} of 29 files cannot be used" in words
         assert "slow.wav has 8000 samples per second" in words
         assert "lossy.wav is OGG or MP3 by its content" in words
         assert ("silent" in words) == whole
-    rows = table.partition("cannot be used:\n")[2].splitlines()[:-1]
-    assert len({re.match(r"  \D+\d+ ", row).end() for row in rows}) == 1
-    assert stems(tmp_path / "save/bad_files.txt") == bad
+    assert stems(tmp_path / "save") == bad
     assert not (tmp_path / "save/train.csv").exists()
 
 
@@ -86,9 +85,10 @@ def test_they_are_dropped_where_the_user_asks_for_it(prepared, bad_corpus, tmp_p
     utterances = read_manifest(tmp_path / "save/train.csv")
     # Of the two of one name one stays.
     assert [u.ID for u in utterances if u.spk_id == "id9"] == ["id9/s/twice"]
-    assert (summary.dropped, summary.single, summary.speakers) == (len(ALL), 1, 5)
+    assert sum(summary.left_out.values()) == len(ALL)
+    assert (summary.single, summary.speakers) == (1, 5)
     assert "Speakers with one utterance only: 1" in summary.in_words()
-    assert f"Dropped because they cannot be used: {len(ALL)}" in summary.in_words()
+    assert "1 NaN or infinity" in summary.in_words()
     held_out = prepared(bad_corpus, "other", **given, valid_speakers=2)
     assert held_out.held_out + held_out.utterances == 17
     trials = (tmp_path / "other/valid_trials.txt").read_text()
@@ -109,17 +109,16 @@ def test_names_that_are_not_utf_8_are_printed_in_signs_of_ascii(
     with open(folder + b"/call.amr", "wb"):
         pass
     # What capsys takes must be UTF-8, as in most terminals.
-    assert prepared(data, bad_files="drop").dropped == 1
+    assert prepared(data, bad_files="drop").left_out == {Cause.SUFFIX.words: 1}
     assert capsys.readouterr().out.count(r"a\udce9/call.amr") == 3
     assert look_at(DataSettings(str(data))).text().encode()
 
 
-def test_a_corpus_without_problems_leaves_no_list(prepared, bad_corpus, tmp_path):
+def test_a_corpus_without_problems_leaves_nothing_out(prepared, bad_corpus, tmp_path):
     prepared(bad_corpus, bad_files="drop")
     for path in (bad_corpus / "wav/id9/s").iterdir():
         path.unlink()
-    assert prepared(bad_corpus).dropped == 0
-    assert not (tmp_path / "save/bad_files.txt").exists()
+    assert prepared(bad_corpus).left_out == left_out(tmp_path / "save") == {}
 
 
 def in_another_form(corpus, folder, form):
@@ -212,9 +211,9 @@ def test_what_is_resampled_and_mixed_is_counted(prepared, corpus, tmp_path, whol
         prepared(data, **given, resample=True, channel=1)
     summary = prepared(data, **given, resample=True, channel="mix")
     assert summary.treated == {"resampled": 4, "channels mixed": 8}
-    assert "Of those used, channels mixed: 8, resampled: 4." in summary.in_words()
-    counts = (tmp_path / "save/accounting.csv").read_text()
-    assert "of the used: channels mixed,8\nof the used: resampled,4\n" in counts
+    assert (
+        "Of those used: 8 channels mixed, 4 resampled, 24 short" in summary.in_words()
+    )
     prepared(corpus, "plain")
     # 44100 Hz have a sample more or less where a length is no whole number of them.
     for one, other in zip(
@@ -290,111 +289,3 @@ def test_a_cut_mp3_is_named_when_it_is_listed(prepared, corpus, tmp_path, caplog
     cut = {line for line in caplog.messages if "seems to be cut short" in line}
     assert len({line.split(" seems")[0] for line in cut}) == 24
     assert all(re.search(r"[Cc]opy (or convert )?it again", line) for line in cut)
-
-
-def as_segments(rows, folder):
-    """A list of the second tenth of a second of each file."""
-    lines = [f"{name},{path},1600,3200,{speaker}" for name, path, speaker in rows]
-    lines.insert(0, "ID,wav,start,stop,spk_id")
-    return write_tables(folder, **{"parts.csv": lines}) / "parts.csv"
-
-
-def as_packed(rows, folder):
-    """The corpus of the rows, packed."""
-    pack(rows[0][1].parents[3], folder.with_suffix(".packed"), sample_rate=RATE)
-    return folder.with_suffix(".packed")
-
-
-@pytest.fixture
-def fixed(tmp_path):
-    """Four speakers of three files, all of one length and no two alike."""
-    draw = np.random.default_rng(0)
-    for speaker in range(4):
-        session = tmp_path / f"fixed/wav/id{speaker}/s"
-        session.mkdir(parents=True)
-        for number in range(3):
-            wav = 0.1 * draw.standard_normal(RATE // 2)
-            soundfile.write(session / f"{number}.wav", wav, RATE)
-    return tmp_path / "fixed"
-
-
-class TestCopies:
-    """Files of equal content, whatever they are called."""
-
-    @pytest.mark.parametrize(
-        "write", [None, os.symlink, as_packed, as_shards, as_segments]
-    )
-    def test_of_two_speakers_are_refused_or_left_out(
-        self, fixed, prepared, tmp_path, write
-    ):
-        if write is os.symlink:
-            os.symlink(fixed / "wav/id0/s/1.wav", fixed / "wav/id3/s/9.wav")
-        else:
-            shutil.copy(fixed / "wav/id0/s/1.wav", fixed / "wav/id3/s/9.wav")
-        # Of one speaker, they are no error of a label.
-        shutil.copy(fixed / "wav/id1/s/1.wav", fixed / "wav/id1/s/9.wav")
-        data = fixed
-        if write not in (None, os.symlink):
-            data = write(rows_of(fixed), tmp_path / "other")
-        with pytest.raises(
-            ValueError, match=r"2 audio of two speakers .* is the same a"
-        ):
-            prepared(data)
-        summary = prepared(data, bad_files="drop")
-        assert (summary.seen, summary.utterances, summary.dropped) == (14, 12, 2)
-        bad = (tmp_path / "save/bad_files.txt").read_text().splitlines()
-        assert [re.findall(r"of '(id\d)'", line) for line in bad] == [
-            ["id0", "id3"],
-            ["id3", "id0"],
-        ]
-
-    def test_of_equal_sizes_the_middle_is_read_alone(
-        self, fixed, prepared, monkeypatch
-    ):
-        read = []
-        read_bytes = checking._read_bytes
-
-        def counted(path, begin, count):
-            content = read_bytes(path, begin, count)
-            read.append(len(content))
-            return content
-
-        monkeypatch.setattr(checking, "_read_bytes", counted)
-        prepared(fixed)
-        assert read == [4096] * 12
-
-    @pytest.mark.parametrize("differ", ["sizes", "samples"])
-    def test_nothing_of_files_of_other_sizes_or_lengths_is_read(
-        self, corpus, prepared, monkeypatch, differ
-    ):
-        if differ == "samples":
-            monkeypatch.setattr(checking, "bytes_of", lambda path: 1)
-        monkeypatch.setattr(
-            checking, "_read_bytes", lambda *_: pytest.fail("it is read")
-        )
-        assert prepared(corpus).utterances == 24
-
-    def test_of_a_speaker_who_is_tested_on_are_not_trained_on(
-        self, fixed, prepared, tmp_path
-    ):
-        shutil.copy(fixed / "wav/id0/s/1.wav", fixed / "wav/id3/s/9.wav")
-        trials = tmp_path / "trials.txt"
-        trials.write_text("1 id0/s/0.wav id0/s/1.wav\n0 id0/s/1.wav id1/s/1.wav\n")
-        given = {"trial_lists": (str(trials),)}
-        with pytest.raises(
-            ValueError, match=r"9\.wav of 'id3' is the .* of 'id0'; leave"
-        ):
-            prepared(fixed, **given)
-        summary = prepared(fixed, **given, bad_files="drop")
-        assert (summary.left_out, summary.utterances, summary.dropped) == (6, 6, 1)
-
-    def test_that_differ_in_their_last_byte_are_two_recordings(self, fixed, prepared):
-        path = fixed / "wav/id3/s/9.wav"
-        content = (fixed / "wav/id0/s/1.wav").read_bytes()
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        assert prepared(fixed).utterances == 13
-
-    def test_that_are_left_out_are_not_counted_as_resampled(self, fixed, prepared):
-        shutil.copy(fixed / "wav/id0/s/1.wav", fixed / "wav/id3/s/9.wav")
-        given = {"sample_rate": 8000, "resample": True, "bad_files": "drop"}
-        assert prepared(fixed, **given).treated == {"resampled": 11}

@@ -1,8 +1,8 @@
 """Whose speech is trained on, held out and left out."""
 
 import os
+import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,20 +10,25 @@ import soundfile
 
 from speechbrain_rev.audio import audio_exists
 from speechbrain_rev.data import (
-    CORPORA,
-    Corpus,
-    VoxCelebFolder,
-    corpora,
-    open_corpus,
+    FORMATS,
+    LAYOUTS,
+    Format,
+    Layout,
+    Row,
+    folders,
+    open_sources,
     read_manifest,
 )
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.data.listing import DataSettings
+from speechbrain_rev.data.manifest import Cause
 from speechbrain_rev.data.packing import pack
-from speechbrain_rev.lists import read_lines, split_line
 from speechbrain_rev.scoring import read_trials
 from tests.corpus import write_corpus
+from tests.unit.data.conftest import left_out
 from tests.unit.data.test_formats import as_kaldi, rows_of
+
+TESTED = Cause.TESTED.words
 
 TRIALS = (
     "1 id00003/s00/00000.wav id00003/s01/00000.wav\n"
@@ -57,7 +62,7 @@ def test_each_accepted_layout_gives_the_same_manifest(
     shutil.copytree(tmp_path / "made/wav", tmp_path / "data" / layout)
     summary = prepared(tmp_path / "data")
     utterances = read_manifest(tmp_path / "save/train.csv")
-    assert (summary.utterances, summary.speakers, summary.seen) == (12, 3, 12)
+    assert (summary.utterances, summary.speakers, summary.seen()) == (12, 3, 12)
     assert [u.ID for u in utterances][:2] == ["id00000/s00/00000", "id00000/s00/00001"]
     for utterance in utterances:
         assert soundfile.info(utterance.wav).frames == utterance.samples
@@ -105,15 +110,9 @@ class TestValidation:
         # One folder is one speaker there, as its speakers are taken for sessions.
         path = tmp_path / "data/corpus"
         shutil.copytree(write_corpus(tmp_path, seconds=0.1) / "wav/id00000", path)
-        with pytest.raises(ValueError, match="valid_speakers is 40, and 1 ") as error:
+        words = r"valid_speakers is 40, and .*data has 1 speaker .*\(corpus\): .* speaker_fr"
+        with pytest.raises(ValueError, match=words):
             prepared(path.parent, valid_speakers=40)
-        message = str(error.value)
-        assert f"were found in {path.parent} (corpus): too few to hold any" in message
-        assert "Is data_folder the right level? Accepted are DATA/wav/<sp" in message
-        listed = write_list(tmp_path / "list.txt", "a corpus/s00/00000.wav\n")
-        with pytest.raises(ValueError, match=r"1 speaker.* found in .*list") as error:
-            prepared(path.parent, valid_speakers=2, train_list=listed)
-        assert "right level" not in str(error.value)
 
 
 class TestTrialLists:
@@ -122,8 +121,8 @@ class TestTrialLists:
     ):
         summary = prepared(trial_lists=(trials,))
         assert speakers(tmp_path / "save") == {*SPEAKERS} - {"id00003", "id00005"}
-        assert summary.left_out == 8
-        assert "trial lists: 8." in summary.in_words()
+        assert summary.left_out == {TESTED: 8}
+        assert f"Left out: 8 {TESTED}." in summary.in_words()
         assert not caplog.records
 
     @pytest.mark.parametrize(("old", "new"), [("id", "wav/id"), ("id00003/s01/", "")])
@@ -139,34 +138,25 @@ class TestTrialLists:
         self, prepared, trials, caplog
     ):
         write_list(Path(trials), TRIALS.replace("id00005/s00", "id00005/s09"))
-        assert prepared(trial_lists=(trials,)).left_out == 8
-        assert "1 of 3 files are missing, such as" in caplog.text
+        assert prepared(trial_lists=(trials,)).left_out == {TESTED: 8}
+        assert "1 of 3 files is missing, such as" in caplog.text
         assert "id00005/s09/00000.wav. Training does without" in caplog.text
         prepared(save="other", trial_lists=(trials,), trials_folder="nowhere")
         assert "nowhere does not exist" in caplog.text
-        with pytest.raises(ValueError, match=r"1 of 3 files are missing.*trials_fold"):
+        with pytest.raises(ValueError, match=r"1 of 3 files is missing.*trials_fold"):
             prepared(valid_trials=trials)
 
-    @pytest.mark.parametrize("spelling", ["./id00001", "id00000/../id00001", "alias"])
+    @pytest.mark.parametrize("spelling", ["./id00001", "id00000/../id00001"])
     def test_their_speakers_are_left_out_however_they_are_spelt(
         self, prepared, tmp_path, spelling
     ):
-        wav = write_corpus(tmp_path / "data", seconds=0.1) / "wav"
-        if spelling == "alias":
-            (wav / "id00001").rename(tmp_path / "apart")
-            (wav / "alias").symlink_to(tmp_path / "apart")
-            (wav / "id00001").symlink_to(tmp_path / "apart")
+        write_corpus(tmp_path / "data", seconds=0.1)
         lines = (
             "1 id00000/s00/00000.wav id00000/s01/00000.wav\n"
             f"0 id00000/s00/00000.wav {spelling}/s00/00000.wav\n"
         )
         path = write_list(tmp_path / "trials.txt", lines)
-        given = {"trial_lists": (path,), "outside_files": spelling != "./id00001"}
-        if spelling == "alias":
-            with pytest.raises(ValueError, match=r"alias and .*id00001 are one folder"):
-                prepared(tmp_path / "data", **given)
-            (wav / "id00001").unlink()
-        prepared(tmp_path / "data", **given)
+        prepared(tmp_path / "data", trial_lists=(path,))
         assert speakers(tmp_path / "save") == set(SPEAKERS[2:])
 
 
@@ -176,7 +166,10 @@ class TestTrainingList:
         [
             ("id1 id1/ü.wav\n".encode("latin-1"), r"list\.txt, line 1: no UTF-8 text"),
             ("", r"list\.txt is empty"),
-            ("id1 id1/a.wav\nid1/b.wav\n", r"list\.txt, line 2: 'id1/b\.wav' has 1"),
+            (
+                "id1 id1/a.wav\nid1/b.wav\n",
+                r"list\.txt, line 2: 'id1/b\.wav' has 1 field i",
+            ),
             ("id1 my/a b.wav\n", r"line 1: .* 3 fields .*with a tab between"),
             (
                 "id1 id1/a.wav\nid2 id1/b.wav\nid2 id1//a.wav\n",
@@ -202,7 +195,7 @@ class TestTrainingList:
             train_list=write_list(tmp_path / "list.txt", lines),
             valid_trials=write_list(tmp_path / "own.txt", own),
         )
-        assert (summary.utterances, summary.left_out) == (3, 2)
+        assert (summary.utterances, summary.left_out) == (3, {TESTED: 2})
         assert (tmp_path / "save/valid_trials.txt").read_text() == own
         assert speakers(tmp_path / "save") == set(names[2:])
 
@@ -213,7 +206,7 @@ class TestTrainingList:
         lines = "".join(f"{s} {s}/s00/00000.wav\n" for s in SPEAKERS[:3])
         listed = {"train_list": write_list(tmp_path / "list.txt", lines)}
         own = {"valid_trials": trials}
-        assert prepared(data, **own).left_out == 8
+        assert prepared(data, **own).left_out == {TESTED: 8}
         copy = (tmp_path / "save/valid_trials.txt").read_text()
         assert copy == TRIALS.replace(".wav", ".flac")
         assert prepared(data, "other", **listed).utterances == 3
@@ -245,7 +238,7 @@ PLACES = {
 class TestFolders:
     @pytest.mark.parametrize("place", [*PLACES, "mixed, packed"])
     def test_files_at_any_depth_are_their_speakers(
-        self, prepared, corpus, tmp_path, place, caplog
+        self, prepared, corpus, tmp_path, place
     ):
         place, _, packed = place.partition(", ")
         data = copied(corpus, tmp_path / "data", PLACES[place])
@@ -253,12 +246,9 @@ class TestFolders:
             pack(data, tmp_path / "data.packed", sample_rate=16000)
             data = tmp_path / "data.packed"
         summary = prepared(data, valid_speakers=2)
-        assert (summary.seen, summary.utterances, summary.held_out) == (24, 16, 8)
+        assert (summary.seen(), summary.utterances, summary.held_out) == (24, 16, 8)
         trials = read_trials(tmp_path / "save/valid_trials.txt")
         assert all(audio_exists(data / name) for name in trials.utterances)
-        if place == "mixed":
-            assert "taken for the speaker: 12 files at depth 2" in caplog.text
-            assert "; 12 files at depth 3, such as id00000/s01/00000.wav" in caplog.text
 
     def test_audio_in_no_speakers_folder_is_refused_or_dropped(
         self, prepared, corpus, tmp_path
@@ -272,7 +262,8 @@ class TestFolders:
         ):
             prepared(data)
         summary = prepared(data, bad_files="drop")
-        assert (summary.seen, summary.utterances, summary.dropped) == (28, 24, 4)
+        assert (summary.seen(), summary.utterances) == (28, 24)
+        assert summary.left_out == {Cause.NO_SPEAKER.words: 4}
         assert "Seen: 28 files of audio." in summary.in_words()
 
     def test_audio_beside_the_speakers_folders_is_counted_and_named(
@@ -281,10 +272,10 @@ class TestFolders:
         shutil.copytree(corpus / "wav", tmp_path / "data/dev/wav")
         shutil.copytree(corpus / "wav/id00001", tmp_path / "data/test/wav/id9")
         summary = prepared(tmp_path / "data")
-        assert (summary.seen, summary.utterances, summary.passed_over) == (28, 24, 4)
-        assert "4 files of audio in" in caplog.text
+        assert (summary.seen(), summary.utterances) == (28, 24)
+        assert "4 files of audio are passed over" in caplog.text
         assert "test/wav/id9/s00/00000.wav" in caplog.text
-        assert "Passed over beside the speakers' folders: 4." in summary.in_words()
+        assert "Left out: 4 beside the speakers' folders." in summary.in_words()
 
     def test_links_that_join_folders_of_the_data_folder_are_no_other_audio(
         self, prepared, corpus, tmp_path, caplog
@@ -295,7 +286,7 @@ class TestFolders:
         for speaker in (data / "parts").iterdir():
             (data / "wav" / speaker.name).symlink_to(speaker)
         summary = prepared(data)
-        assert (summary.seen, summary.utterances, summary.passed_over) == (24, 24, 0)
+        assert (summary.seen(), summary.utterances, summary.left_out) == (24, 24, {})
         assert not caplog.text
 
     @pytest.mark.parametrize("name", [" first", "a\tb", "a\nb", "\ufeffmark"])
@@ -307,9 +298,9 @@ class TestFolders:
         shutil.move(data / "id00002", data / name)
         with pytest.raises(ValueError, match=r"4 name for no list .*; rename it"):
             prepared(data)
-        assert (tmp_path / "save/bad_files.txt").read_text().count("\n") == 4
+        assert [*left_out(tmp_path / "save").values()] == [Cause.NAME.words] * 4
         summary = prepared(data, bad_files="drop", valid_speakers=2)
-        assert (summary.seen, summary.dropped, summary.speakers) == (24, 4, 3)
+        assert (summary.seen(), summary.speakers) == (24, 3)
 
     @pytest.mark.parametrize(
         ("settings", "named"),
@@ -333,7 +324,7 @@ class TestFolders:
 
     def test_too_few_training_speakers_are_refused(self, prepared, tmp_path):
         write_corpus(tmp_path / "data", speakers=1, seconds=0.1)
-        with pytest.raises(ValueError, match=r"Only 1 speaker.*left for training: 1 f"):
+        with pytest.raises(ValueError, match=r"Only 1 speaker left for training: 1 f"):
             prepared(tmp_path / "data")
 
     def test_folders_that_cannot_be_speech_are_refused(self, prepared, tmp_path):
@@ -386,8 +377,8 @@ class TestFolders:
         for folder in (".cache", ".Trash-1000"):
             shutil.copytree(data / "id00000/s00", data / folder / "s")
         summary = prepared(data)
-        assert (summary.speakers, summary.seen, summary.aside) == (6, 28, 4)
-        assert "Hidden, or converted to WAV or FLAC: 4." in summary.in_words()
+        assert (summary.speakers, summary.seen()) == (6, 28)
+        assert "Left out: 4 hidden." in summary.in_words()
 
     @pytest.mark.parametrize(
         "names", [("ann", "ann "), ("Jos\u00e9", "Jose\u0301"), ("a b", "a  b")]
@@ -400,18 +391,33 @@ class TestFolders:
         with pytest.raises(ValueError, match="differ in spaces or in the Unicode form"):
             prepared(tmp_path / "data")
 
-    def test_the_file_that_keeps_a_folder_from_being_flat_is_named(
+    @pytest.mark.parametrize("shape", ["{0}_{1}", "{0}-{1}", "my_{0}-{1}", "{0}_{1}-x"])
+    @pytest.mark.parametrize("odd", [False, True])
+    def test_a_flat_folder_is_refused_with_what_reads_it(
+        self, prepared, corpus, tmp_path, shape, odd
+    ):
+        for name, path, speaker in rows_of(corpus):
+            (tmp_path / "data").mkdir(exist_ok=True)
+            flat = shape.format(speaker, name.partition("-")[2].replace("-", ""))
+            shutil.copy(path, tmp_path / "data" / f"{flat}.wav")
+        if odd:
+            shutil.copy(path, tmp_path / "data/odd.wav")
+        with pytest.raises(ValueError, match="in no folder of a speaker") as error:
+            prepared(tmp_path / "data")
+        pattern = re.search("--speaker_from='(.*)' reads 6 speakers", str(error.value))
+        given = {"speaker_from": pattern[1], "bad_files": "drop"}
+        summary = prepared(tmp_path / "data", **given)
+        assert (summary.speakers, summary.utterances) == (6, 24)
+        assert summary.left_out == {Cause.NO_SPEAKER.words: 1} if odd else True
+
+    def test_speakers_that_differ_in_case_alone_are_named(
         self, prepared, corpus, tmp_path, caplog
     ):
-        for name, path, _ in rows_of(corpus):
-            (tmp_path / "data").mkdir(exist_ok=True)
-            shutil.copy(path, tmp_path / "data" / f"{name.replace('-', '_', 1)}.wav")
-        assert prepared(tmp_path / "data").speakers == 6
-        shutil.copy(path, tmp_path / "data/odd.wav")
-        with pytest.raises(ValueError, match="25 no speaker's folder"):
-            prepared(tmp_path / "data", "again")
-        assert "24 of 25 files are speaker_utterance files in one" in caplog.text
-        assert "but odd.wav is not one" in caplog.text
+        for speaker, name in zip(SPEAKERS, ("Ann", "ann"), strict=False):
+            shutil.copytree(corpus / "wav" / speaker, tmp_path / "data" / name)
+        assert prepared(tmp_path / "data").speakers == 2
+        words = "1 pair of speakers differ in case alone, and are two speakers each: 'Ann' an"
+        assert words in caplog.text
 
     def test_a_folder_that_cannot_be_listed_is_an_error(self, prepared, monkeypatch):
         scandir = os.scandir
@@ -443,7 +449,8 @@ class TestOutside:
             prepared(data)
         with pytest.raises(ValueError, match=r"2 outside the folder .*elsewhere"):
             pack(data, packed, sample_rate=16000)
-        assert prepared(data, bad_files="drop").dropped == 2
+        dropped = prepared(data, bad_files="drop").left_out
+        assert dropped == {Cause.OUTSIDE.words: 2}
         assert prepared(data, "other", outside_files=True).utterances == 24
         assert pack(data, packed, sample_rate=16000, outside_files=True) == 24
         assert prepared(packed, "packed").utterances == 24
@@ -453,106 +460,49 @@ class TestOutside:
         path = write_list(tmp_path / "trials.txt", lines)
         for given in ({"trial_lists": (path,)}, {"valid_trials": path}):
             with pytest.raises(
-                ValueError, match=r"trials\.txt: 1 names lead out of .*s"
+                ValueError, match=r"trials\.txt: 1 name outside the folder"
             ):
                 prepared(data, **given)
             assert prepared(data, **given, outside_files=True).speakers == 3
 
 
-@dataclass(frozen=True)
-class KaldiFolder(Corpus):
-    """A folder with wav.scp and utt2spk: names are no paths, and hold no speaker."""
+class TestAnotherFormat:
+    """A format is a function and a row, and a layout is a row: no other place knows it."""
 
-    folder: Path
-    layout = "Or a folder with wav.scp and utt2spk."
-
-    @classmethod
-    def find(cls, folder, *, outside_files):
-        return cls(Path(folder)) if Path(folder, "wav.scp").is_file() else None
-
-    def _table(self, name):
-        lines = read_lines(self.folder / name, "'utterance value'")
-        return dict(split_line(line, 2) for line in lines)
-
-    def utterances(self):
-        yield from self._table("wav.scp")
-
-    def locate(self, name):
-        return Path(self._table("wav.scp").get(name, self.folder / name))
-
-    def speaker(self, name):
-        return self._table("utt2spk").get(name)
-
-    def session(self, name):
-        return None
-
-
-class TestAnotherLayout:
-    """Another layout is one class and one row: the package knows no other place."""
-
-    @pytest.fixture
-    def kaldi(self, corpus, tmp_path, monkeypatch):
-        """The same audio, as a folder of two lists."""
-        rows = {"KaldiFolder": KaldiFolder, **CORPORA}
-        monkeypatch.setattr(corpora, "CORPORA", rows)
-        folder = tmp_path / "kaldi"
-        folder.mkdir()
-        paths = sorted((corpus / "wav").rglob("*.wav"))
-        for name, values in (
-            ("wav.scp", paths),
-            ("utt2spk", [path.parts[-3] for path in paths]),
-        ):
-            lines = [f"u{number:03d} {v}\n" for number, v in enumerate(values)]
-            (folder / name).write_text("".join(lines))
-        return folder
-
-    def test_it_is_recognised_and_prepared_as_the_same_audio(
-        self, kaldi, corpus, prepared, tmp_path
+    def test_a_list_is_a_function_and_a_row(
+        self, corpus, prepared, tmp_path, monkeypatch
     ):
-        assert isinstance(open_corpus(kaldi), KaldiFolder)
-        assert isinstance(open_corpus(corpus), VoxCelebFolder)
-        with pytest.raises(ValueError, match=r"nowhere does not exist\. Give the f"):
-            open_corpus(kaldi / "nowhere")
-        assert prepared(kaldi) == prepared(save="other")
-        ours, theirs = (
-            [(u.wav, u.samples, u.spk_id) for u in read_manifest(path)]
-            for path in (tmp_path / "save/train.csv", tmp_path / "other/train.csv")
+        def read_pairs(path):
+            for number, line in enumerate(path.read_text().splitlines()):
+                speaker, wav = line.split()
+                yield Row(f"u{number:03}", wav, speaker)
+
+        (tmp_path / "all.pairs").write_text(
+            "".join(f"{speaker} {path}\n" for _, path, speaker in rows_of(corpus))
         )
-        assert ours == theirs
-        trials = write_list(tmp_path / "trials.txt", "1 u000 u001\n0 u000 u004\n")
-        summary = prepared(kaldi, trial_lists=(trials,), valid_speakers=2)
-        assert summary.left_out == 8
+        pairs = Format(lambda path: path.suffix == ".pairs", read_pairs)
+        monkeypatch.setitem(FORMATS, "pairs", pairs)
+        (tmp_path / "trials.txt").write_text("1 u000 u001\n0 u000 u004\n")
+        settings = {"trial_lists": (str(tmp_path / "trials.txt"),)}
+        summary = prepared(tmp_path / "all.pairs", valid_speakers=2, **settings)
+        assert (summary.speakers, summary.left_out) == (2, {TESTED: 8})
         trials = read_trials(tmp_path / "save/valid_trials.txt")
-        speaker = open_corpus(kaldi).speaker
-        for label, a, b in zip(trials.labels, trials.enrol, trials.test, strict=True):
-            assert bool(label) == (speaker(a) == speaker(b))
         # Without sessions all pairs of a speaker's four utterances are target trials.
         assert int(trials.labels.sum()) == 2 * 6
+        with pytest.raises(ValueError, match="is a pairs, whose lists name"):
+            pack(tmp_path / "all.pairs", tmp_path / "a.packed", sample_rate=16000)
 
-    def test_lists_that_change_are_another_corpus_and_are_not_packed(self, kaldi):
-        before, speakers = open_corpus(kaldi).digest(), kaldi / "utt2spk"
-        _, *others = speakers.read_text().splitlines(keepends=True)
-        speakers.write_text("".join([f"u000 {others[-1].split()[1]}\n", *others]))
-        with pytest.raises(ValueError, match="KaldiFolder's layout, whose lists name"):
-            pack(kaldi, kaldi.with_suffix(".packed"), sample_rate=16000)
-        assert open_corpus(kaldi).digest() != before
+    def test_a_layout_is_a_row(self, corpus, prepared, tmp_path, monkeypatch):
+        ours = Layout("by year", "years", r"\d+/(?P<speaker>\w+)/(?P<session>\w+)/.+")
+        monkeypatch.setattr(folders, "LAYOUTS", (ours, *LAYOUTS))
+        shutil.copytree(corpus / "wav", tmp_path / "data/years/2024")
+        assert open_sources(tmp_path / "data")[0].format == "by year"
+        assert prepared(tmp_path / "data", valid_speakers=2).speakers == 4
 
-    def test_every_layout_has_a_row_and_the_last_takes_any_folder(self):
-        layouts = [
-            each
-            for each in Corpus.__subclasses__()
-            if each.__module__.startswith("speechbrain_rev.")
-            and each is not corpora.JoinedCorpus
-        ]
-        assert set(layouts) == set(CORPORA.values())
-        assert list(CORPORA.values())[-1] is VoxCelebFolder
-
-    def test_a_layout_lacks_no_answer(self):
-        class Unfinished(KaldiFolder):
-            session = Corpus.session
-
-        with pytest.raises(TypeError, match="session"):
-            Unfinished(Path())
+    def test_the_last_layout_takes_any_folder(self):
+        last = LAYOUTS[-1]
+        assert (last.place, last.speakers) == (".", "")
+        assert last.recognise(Path(), "a.wav")
 
 
 class TestKaldisTrials:
@@ -570,7 +520,8 @@ class TestKaldisTrials:
         return path
 
     def test_their_speakers_are_left_out(self, trials, prepared):
-        assert prepared(self.data, trial_lists=(str(trials),)).left_out == 8
+        summary = prepared(self.data, trial_lists=(str(trials),))
+        assert summary.left_out == {TESTED: 8}
 
     def test_a_model_of_two_speakers_is_refused(self, trials, prepared):
         self.spk2utt.write_text("id00001 id00001-s00-00000 id00003-s00-00001\n")
@@ -582,10 +533,10 @@ class TestKaldisTrials:
     @pytest.mark.parametrize(
         ("where", "named"),
         [
-            ("trials", r"trials: 1 utterances .* such as 'u9', which .*kaldi does not"),
+            ("trials", r"trials: 1 utterance .* such as 'u9', which .*kaldi does not"),
             (
                 "spk2utt",
-                r"spk2utt: 1 utterances .* such as 'u9', which .*kaldi does not",
+                r"spk2utt: 1 utterance .* such as 'u9', which .*kaldi does not",
             ),
         ],
     )
@@ -603,7 +554,7 @@ class TestKaldisTrials:
         lines[2::3] = reversed(lines[2::3])
         trials.write_text("{} {} {}\n{} {} {}\n".format(*lines))
         with pytest.raises(
-            ValueError, match=r"'id00001' by the list of .*Kaldi directory"
+            ValueError, match=r"'id00001' and .* \(Kaldi directory\), which contra"
         ):
             prepared(self.data, trial_lists=(str(trials),))
 

@@ -195,9 +195,9 @@ def test_files_that_cannot_be_used_are_refused_or_left_out(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "2 of 11 files cannot be used" in said
     assert "hidden, or a WAV or FLAC was made of them: 2 files, such as " in said
-    listed = (packed / "bad_files.txt").read_text()
-    assert "text.wav\tcannot be read" in listed
-    assert "other.opus\tcannot be read" in listed
+    listed = (packed / "left_out.csv").read_text()
+    assert "text.wav,cannot be read" in listed
+    assert "other.opus,cannot be read" in listed
     first = read_audio(packed / "wav/id00000/s00/stereo.wav", sample_rate=RATE)
     assert np.allclose(first, noise[:, 0], atol=2**-15)
 

@@ -10,13 +10,19 @@ import pytest
 import soundfile
 
 from speechbrain_rev.data import preparation, read_manifest
-from speechbrain_rev.data.preparation import read_prepared, write_missing_sums
+from speechbrain_rev.data.preparation import (
+    read_prepared,
+    read_valid_files,
+    write_missing_sums,
+)
+from speechbrain_rev.scoring import read_trials
 from tests.corpus import write_corpus
 
 from .conftest import snapshot
+from .test_formats import rows_of, write_tables
 from .test_listing import TRIALS, write_list
 
-LISTS = ("train.csv", "valid_trials.txt", "label_encoder.txt")
+LISTS = ("train.csv", "valid_trials.txt", "valid.csv", "label_encoder.txt")
 
 
 def write_checkpoint(save):
@@ -78,20 +84,35 @@ class TestBegun:
     @pytest.mark.parametrize(
         ("changed", "named"),
         [
-            ({"seed": 2}, r"\(seed: was 1, is 2\).*another output_folder"),
             (
-                {"sample_rate": 8000, "seed": 3},
-                r"sample_rate: was 16000.*; seed: was 1",
+                {"seed": 2},
+                r"\(seed: was 1, is 2\).*list anew: --output_folder=FOLDER\.$",
             ),
+            (
+                {"sample_rate": 8000, "resample": True},
+                r"\(sample_rate: was 16000, is 8000; resample: was False, is True\)",
+            ),
+            ({"channel": 0}, r"\(channel: was None, is 0\)"),
+            ({"speaker_from": 1}, r"\(speaker_from: was None, is 1\)"),
+            ({"short": "drop"}, r"\(short: was repeat or pad, is drop; "),
+            ({"train_list": "list.txt"}, r"\(the content of train_list[;)]"),
+            ({"trial_lists": ("list.txt",)}, r"\(the content of trial_lists\)"),
         ],
     )
-    def test_changed_settings_are_refused(
-        self, prepared, begun, tmp_path, changed, named
+    def test_changed_settings_are_refused_in_one_line(
+        self, prepared, begun, tmp_path, monkeypatch, changed, named
     ):
+        monkeypatch.chdir(tmp_path)
+        write_list(
+            tmp_path / "list.txt", "1 a.wav b.wav\n" * ("trial_lists" in changed)
+        )
+        with open("list.txt", "a") as file:
+            file.write("id00000 id00000/s00/00000.wav\n" * ("train_list" in changed))
         before = snapshot(begun)
         settings = {"data": tmp_path / "data", "valid_speakers": 2}
-        with pytest.raises(ValueError, match=named):
+        with pytest.raises(ValueError, match=named) as error:
             prepared(**settings, **changed)
+        assert "\n" not in str(error.value)
         prepared(**settings, trials_folder="elsewhere")
         assert snapshot(begun) == before
 
@@ -104,78 +125,17 @@ class TestBegun:
         write_list(tmp_path / "list.txt", "".join(lines))
         assert prepared(train_list=path).speakers == 4
         write_checkpoint(tmp_path / "save")
-        again = rf"train_list: was .*list\.txt, is None.*give --train_list={path} again to go on\."
-        with pytest.raises(ValueError, match=again):
-            prepared()
         write_list(tmp_path / "list.txt", "".join(lines[:3]))
-        words = r"the content of .*list\.txt changed.*, or the data as they were\."
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=r"\(the content of train_list\)"):
             prepared(train_list=path)
-
-    @pytest.mark.parametrize(
-        ("then", "now", "words"),
-        [
-            (
-                {"resample": True},
-                {},
-                r"\(resample: was True, is False\).*--resample=true ag",
-            ),
-            (
-                {},
-                {"channel": 0},
-                r"\(channel: was None, is 0\).*leave --channel out to go on\.",
-            ),
-            (
-                {"speaker_from": 1},
-                {},
-                r"was 1, is None\).*give --speaker_from=1 again to go on\.",
-            ),
-            (
-                {"short": "drop", "sentence_len": 0.01},
-                {},
-                r"\(short: was drop, .*give --short=drop again to go on\.",
-            ),
-            (
-                {},
-                {"short": "drop"},
-                r"\(short: was repeat or pad, is drop\).*--short out",
-            ),
-            (
-                {"train_list": "list.txt"},
-                {"valid_trials": "valid.txt"},
-                r"give --train_list=list\.txt again and leave --valid_trials out to go on\.",
-            ),
-            (
-                {"trial_lists": ["a.txt", "b c.txt"]},
-                {},
-                r"give '--trial_lists=\[a\.txt, b c\.txt\]' again to go on\.",
-            ),
-        ],
-    )
-    def test_a_refusal_names_the_options_as_they_were(
-        self, prepared, tmp_path, monkeypatch, then, now, words
-    ):
-        """Those that a record leaves out where they have their default, too."""
-        monkeypatch.chdir(tmp_path)
-        write_list(
-            tmp_path / "list.txt",
-            "".join(f"id0000{s} id0000{s}/s00/00000.wav\n" for s in (0, 1)),
-        )
-        one, two, three = (
-            f"id0000{s}.wav" for s in ("4/s00/00000", "4/s00/00001", "3/s00/00000")
-        )
-        for name in ("a.txt", "b c.txt", "valid.txt"):
-            write_list(tmp_path / name, f"1 {one} {two}\n0 {one} {three}\n")
-        prepared(**then)
-        write_checkpoint(tmp_path / "save")
-        with pytest.raises(ValueError, match=words):
-            prepared(**now)
 
     @pytest.mark.parametrize("spelling", ["slash", "relative", "link", "moved"])
     def test_a_data_folder_by_another_path_is_the_same_data(
-        self, prepared, begun, tmp_path, monkeypatch, caplog, spelling
+        self, prepared, begun, tmp_path, monkeypatch, spelling
     ):
-        before = [(begun / name).read_bytes() for name in LISTS[1:]]
+        before = [
+            (begun / name).read_bytes() for name in ("valid_trials.txt", LISTS[-1])
+        ]
         rows = list(read_manifest(begun / "train.csv"))
         data = tmp_path / "data"
         if spelling == "relative":
@@ -186,9 +146,11 @@ class TestBegun:
             data.rename(tmp_path / "moved")
         given = {"slash": f"{data}/", "relative": "data"}
         summary = prepared(given.get(spelling, tmp_path / spelling), valid_speakers=2)
-        assert ("holds the data of" in caplog.text) == (spelling in ("link", "moved"))
         assert (summary.utterances, summary.held_out) == (16, 8)
-        assert [(begun / name).read_bytes() for name in LISTS[1:]] == before
+        after = [
+            (begun / name).read_bytes() for name in ("valid_trials.txt", LISTS[-1])
+        ]
+        assert after == before
         now = list(read_manifest(begun / "train.csv"))
         assert [replace(u, wav="") for u in now] == [replace(u, wav="") for u in rows]
         assert_readable(begun)
@@ -220,32 +182,26 @@ class TestBegun:
         assert prepared(moved, valid_speakers=2, begun=True).utterances == 16
         assert snapshot(begun) == before
 
-    def test_data_that_were_converted_are_the_same_data(
-        self, prepared, begun, tmp_path
-    ):
-        for path in (tmp_path / "data").rglob("*.wav"):
-            wav, rate = soundfile.read(path, dtype="int16")
-            target = tmp_path / "other" / path.relative_to(tmp_path / "data")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            soundfile.write(target.with_suffix(".flac"), wav, rate)
-        trials = (begun / "valid_trials.txt").read_text()
-        prepared(tmp_path / "other", valid_speakers=2)
-        now = (begun / "valid_trials.txt").read_text()
-        assert now == trials.replace(".wav", ".flac")
-
-    @pytest.mark.parametrize("change", ["gone", "longer", "added"])
-    def test_other_data_are_refused(self, prepared, begun, tmp_path, change):
-        data = (tmp_path / "data").rename(tmp_path / "other")
+    @pytest.mark.parametrize("change", ["gone", "longer", "added", "renamed"])
+    @pytest.mark.parametrize("moved", [False, True])
+    def test_other_data_are_refused(self, prepared, begun, tmp_path, change, moved):
+        data = tmp_path / "data"
+        if moved:
+            data = data.rename(tmp_path / "other")
         path = data / "wav" / f"{read_manifest(begun / 'train.csv')[0].ID}.wav"
         if change == "gone":
             path.unlink()
         elif change == "longer":
             wav, rate = soundfile.read(path)
             soundfile.write(path, [*wav, 0.0], rate)
-        else:
+        elif change == "added":
             shutil.copy(path, path.with_name("77777.wav"))
+        else:
+            path.rename(path.with_name("77777.wav"))
         before = snapshot(begun)
-        with pytest.raises(ValueError, match=r"other holds other data: \d+ utterances"):
+        with pytest.raises(
+            ValueError, match=r"other data \(names, sizes or speakers of"
+        ):
             prepared(data, valid_speakers=2)
         assert snapshot(begun) == before
 
@@ -278,6 +234,17 @@ class TestBegun:
         (begun / "prepared.json").unlink()
         with pytest.raises(ValueError, match=r"has checkpoints, but no prepared\.json"):
             prepared(tmp_path / "data", valid_speakers=2)
+
+
+def test_validation_reads_the_files_of_its_trials(prepared, tmp_path):
+    prepared(valid_speakers=2)
+    files = read_valid_files(tmp_path / "save")
+    trials = read_trials(tmp_path / "save/valid_trials.txt")
+    assert {*files} == {*trials.utterances}
+    assert all(wav.endswith(f"/{name}") for name, wav in files.items())
+    (tmp_path / "save/valid.csv").write_text("name,wav\n")
+    with pytest.raises(ValueError, match=r"valid\.csv is not as it was written"):
+        read_valid_files(tmp_path / "save")
 
 
 def test_a_relative_data_folder_of_another_working_folder_is_another(
@@ -333,7 +300,7 @@ def test_a_list_that_is_missing_and_a_record_that_is_damaged_are_named(
     (tmp_path / "save/SHA256SUMS").unlink()
     for content, reason in (
         ("{", "Expecting"),
-        ("{}", "it lacks checks, corpus, fold"),
+        ("{}", "it lacks checks, digest, folder"),
     ):
         (tmp_path / "save/prepared.json").write_text(content)
         with pytest.raises(ValueError, match=rf"prepared\.json is damaged \({reason}"):
@@ -368,12 +335,36 @@ def test_what_is_checked_may_change_until_there_are_checkpoints(
     data = write_corpus(tmp_path / "data", speakers=3, seconds=0.1)
     soundfile.write(data / "wav/id00000/s00/silent.wav", [0.0] * 999, 16000)
     settings = {"data": data, "bad_files": "drop"}
-    dropped = [prepared(**settings, check_audio=c).dropped for c in (False, True)]
+    heard = [prepared(**settings, check_audio=c).left_out for c in (False, True)]
     (tmp_path / "save/CKPT+1").mkdir()
     # A checkpoint that was cut off is none.
-    dropped.append(prepared(**settings).dropped)
+    heard.append(prepared(**settings).left_out)
+    assert heard == [{}, {"silent": 1}, {}]
     write_checkpoint(tmp_path / "save")
-    dropped.append(prepared(**settings, check_audio=True).dropped)
-    assert dropped == [0, 1, 0, 0]
+    assert prepared(**settings, check_audio=True).left_out == {}
     assert "check_audio has no effect: the lists of " in caplog.text
     assert "To check files anew, give a new output_folder." in caplog.text
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_a_list_of_other_files_of_equal_names_and_sizes_is_other_data(
+    prepared, corpus, tmp_path, same
+):
+    """A list that moved with its files is the same; one of other files is not."""
+    rows = rows_of(corpus)[:4] + rows_of(corpus)[-4:]
+    lists = []
+    for number in range(2):
+        folder = tmp_path / f"data{number}"
+        lines = [f"{n},{n if same else n + str(number)}.wav,{s}" for n, _, s in rows]
+        write_tables(folder, **{"a.csv": ["ID,wav,spk_id", *lines]})
+        for line, (_, path, _) in zip(lines, rows, strict=True):
+            shutil.copy(path, folder / line.split(",")[1])
+        lists.append(folder / "a.csv")
+    prepared(lists[0])
+    write_checkpoint(tmp_path / "save")
+    if same:
+        assert prepared(lists[1]).utterances == 8
+        assert_readable(tmp_path / "save")
+    else:
+        with pytest.raises(ValueError, match="names, sizes or speakers of the files"):
+            prepared(lists[1])
