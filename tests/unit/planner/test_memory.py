@@ -207,7 +207,7 @@ def test_a_report_is_read_as_it_was_written_and_its_parts_make_the_total():
         ({"weights_bytes": -1}, "weights_bytes is -1 and takes int of 0 to"),
         ({"device": 0}, "device is 0 and takes str"),
         ({"input_shape": "8x200"}, r"input_shape is .* and takes tuple\[int, \.\.\.\]"),
-        ({"input_shape": [8, "a"]}, r"input_shape is \(8, 'a'\) and takes tuple"),
+        ({"input_shape": [8, "a"]}, r"input_shape is \[8, 'a'\] and takes tuple"),
     ],
 )
 def test_what_is_no_report_is_refused_with_the_key(text, message):
