@@ -335,7 +335,9 @@ def test_what_is_seen_is_used_or_left_out_for_a_reason(corpus, prepared, tmp_pat
     settings = {"trial_lists": (str(trials),), "bad_files": "drop"}
     summary = prepared(tmp_path / "a.csv", valid_speakers=2, **settings)
     # All are shorter than a segment.
-    assert summary.short == summary.utterances == 7
+    assert summary.utterances == 7
+    words = "shorter than a segment, repeated"
+    assert summary.treated == {words: 7 + summary.held_out}
     assert summary.left_out == {Cause.TESTED.words: 8, Cause.UNREADABLE.words: 1}
     assert len(left_out(tmp_path / "save")) == 9
     assert summary.seen() == 7 + summary.held_out + 9 == 24

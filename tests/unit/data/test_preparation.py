@@ -342,7 +342,7 @@ def test_what_is_checked_may_change_until_there_are_checkpoints(
     assert heard == [{}, {"silent": 1}, {}]
     write_checkpoint(tmp_path / "save")
     assert prepared(**settings, check_audio=True).left_out == {}
-    assert "check_audio has no effect: the lists of " in caplog.text
+    assert "check_audio: no effect. The lists of " in caplog.text
     assert "To check files anew, give a new output_folder." in caplog.text
 
 
