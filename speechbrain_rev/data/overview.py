@@ -201,9 +201,7 @@ def look_at(settings: DataSettings, option: str = "data_folder") -> Overview:
     refused = ""
     try:
         if settings.bad_files == "refuse":
-            report_problems(
-                account.problems, account.listing.seen(), None, drop=False
-            )
+            report_problems(account.problems, account.listing.seen(), None, drop=False)
         refuse_few_speakers(account)
     except ValueError as error:
         refused = str(error)
