@@ -43,7 +43,6 @@ from .rows import (
     counted,
     find_rows,
     read_ahead,
-    speaker_by_name,
 )
 from .seeding import generator
 
@@ -536,8 +535,7 @@ def _speakers_of(
     by_name: dict[str, str] = {}
     unknown = []
     for name in trials.utterances:
-        row = found.rows.get(name)
-        speaker = row.speaker if row else speaker_by_name(sources, name)
+        speaker = found.rows[name].speaker if name in found.rows else None
         if speaker is None:
             unknown.append(name)
         by_name[name] = speaker or name
