@@ -336,7 +336,7 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
         if row.speaker in tested
     ]
     left_out.sort(key=lambda one: not one.cause.advice)
-    speakers = [*dict.fromkeys(row.speaker or "" for row in rows)]
+    speakers = [speaker for speaker in listing.speakers if speaker not in tested]
     account = Account(listing, usable, left_out, treated, headers, speakers)
     lost = listing.seen() - len(account.utterances) - len(left_out)
     assert not lost, f"{lost} are lost of {listing.seen()} files that were seen."
@@ -440,7 +440,7 @@ def refuse_few_speakers(account: Account, held_out: Collection[str] = ()) -> Non
     """
     left = len(account.usable) - len(held_out)
     if left < 2:
-        found = len(account.listing.speakers())
+        found = len(account.listing.speakers)
         lost = ""
         if account.lost:
             lost = (

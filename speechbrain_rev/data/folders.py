@@ -171,8 +171,8 @@ def read_folder(
         At any depth, links followed; or a packed folder.
     left_out : list of LeftOut, optional
         Takes the files that are no rows: hidden ones, originals beside what was made of
-        them, those outside the folder, and those beside the speakers' folders. Without it
-        audio outside is rows, too, and that of speakers who are not listed.
+        them, and those outside the folder, beside the speakers' folders or of no speaker.
+        Without it audio outside, of no speaker and of speakers who are not listed is rows.
     layout : Layout
         As ``find_layout`` gives it.
     speaker_from : int, str or None
@@ -183,7 +183,7 @@ def read_folder(
     Yields
     ------
     Row
-        Audio of kinds that cannot be read, too, and of no speaker.
+        Audio of kinds that cannot be read, too.
 
     Example
     -------
@@ -204,6 +204,10 @@ def read_folder(
         speaker, session = whose(name)
         stem, ending = os.path.splitext(name)
         path = f"{root}/{name}"
+        if left_out is not None and speaker is None:
+            why = f"{path}: {name} names no speaker"
+            left_out.append(LeftOut(path, Cause.NO_SPEAKER, why))
+            continue
         if left_out is not None and members is not None and speaker not in members:
             why = f"{path} is of a speaker who is not in {layout.speakers}"
             left_out.append(LeftOut(path, Cause.BESIDE, why))
