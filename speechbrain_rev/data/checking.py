@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -328,57 +327,9 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     refuse_alike(listing.rows)
     tested = same_speakers(listing, tested_speakers(listing, settings))
     rows = [row for row in listing.rows if row.speaker not in tested]
-    usable, left_out, treated, headers = check_files(rows, settings)
-    left_out = [*listing.left_out, *left_out]
-    left_out += [
-        LeftOut(row.wav, Cause.TESTED, f"{row.speaker} is in a trial list")
-        for row in listing.rows
-        if row.speaker in tested
-    ]
-    left_out.sort(key=lambda one: not one.cause.advice)
-    speakers = [speaker for speaker in listing.speakers if speaker not in tested]
-    account = Account(listing, usable, left_out, treated, headers, speakers)
-    lost = listing.seen() - len(account.utterances) - len(left_out)
-    assert not lost, f"{lost} are lost of {listing.seen()} files that were seen."
-    return account
 
-
-def check_files(
-    rows: Sequence[Row], settings: DataSettings
-) -> tuple[
-    dict[str, dict[str, Utterance]],
-    list[LeftOut],
-    Counter[str],
-    Counter[tuple[int, int]],
-]:
-    """Look at the header of each file, or at all of it.
-
-    Parameters
-    ----------
-    rows : sequence of Row
-        Of speakers who are trained on or held out.
-    settings : DataSettings
-        The run's.
-
-    Returns
-    -------
-    usable : dict of str to dict of str to Utterance
-        By speaker and name; speakers without any are left out.
-    left_out : list of LeftOut
-        The others, in order.
-    treated : Counter
-        How many of the usable are treated which way.
-    headers : Counter
-        Of sample rate and number of channels, of each file whether it can be used or not.
-    """
-    headers: Counter[tuple[int, int]] = Counter()
-    counting = Lock()
-
-    def count(header: AudioInfo) -> None:
-        with counting:
-            headers[header.sample_rate, header.channels] += 1
-
-    def checked(row: Row) -> Checked | LeftOut:
+    def checked(row: Row) -> tuple[Checked | LeftOut, list[AudioInfo]]:
+        infos: list[AudioInfo] = []
         audio = read_checked(
             row.wav,
             name=row.name,
@@ -386,15 +337,16 @@ def check_files(
             whole=settings.check_audio,
             resample=settings.resample,
             channel=settings.channel,
-            header=count,
+            header=infos.append,
         )
         # Decoded samples are dropped here.
-        return audio._replace(wav=None) if isinstance(audio, Checked) else audio
+        return audio._replace(wav=None) if isinstance(audio, Checked) else audio, infos
 
     usable: dict[str, dict[str, Utterance]] = {}
-    left_out: list[LeftOut] = []
+    left_out = [*listing.left_out]
     treated: Counter[str] = Counter()
-    seen: set[str] = set()
+    headers: Counter[tuple[int, int]] = Counter()
+    names: set[str] = set()
     segment = settings.segment_samples()
     bar = progress_bar(
         "speech" if settings.check_audio else "headers",
@@ -403,24 +355,32 @@ def check_files(
         total=len(rows),
         leave=True,
     )
-    for row, audio in zip(rows, bar, strict=True):
+    for row, (audio, infos) in zip(rows, bar, strict=True):
+        headers.update((info.sample_rate, info.channels) for info in infos)
         if isinstance(audio, LeftOut):
             left_out.append(audio)
-        elif row.id in seen:
+        elif row.id in names:
             words = f"{row.wav} is the second file of the name {row.id}"
             left_out.append(LeftOut(row.wav, Cause.TWICE, words))
         elif audio.samples < segment and settings.short == "drop":
             words = f"{audio.samples} samples, and a segment has {segment}"
             left_out.append(LeftOut(row.wav, Cause.SHORT, words))
         else:
-            seen.add(row.id)
+            names.add(row.id)
             speaker = row.speaker or ""
             utterance = Utterance(row.id, row.wav, audio.samples, speaker, row.labels)
             usable.setdefault(speaker, {})[row.name] = utterance
             treated.update(audio.treated)
             if audio.samples < segment:
                 treated[_LENGTHENED[settings.short]] += 1
-    return usable, left_out, treated, headers
+    left_out += [
+        LeftOut(row.wav, Cause.TESTED, f"{row.speaker} is in a trial list")
+        for row in listing.rows
+        if row.speaker in tested
+    ]
+    left_out.sort(key=lambda one: not one.cause.advice)
+    speakers = [speaker for speaker in listing.speakers if speaker not in tested]
+    return Account(listing, usable, left_out, treated, headers, speakers)
 
 
 def refuse_few_speakers(account: Account, held_out: Collection[str] = ()) -> None:

@@ -17,8 +17,8 @@ import csv
 import io
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,6 @@ LABELS, LEFT_OUT = "label_encoder.txt", "left_out.csv"
 RECORD = "prepared.json"
 LISTS = (TRAIN, VALID_TRIALS, VALID, LABELS)
 
-# Entries of the record that `prepare` writes.
-_ENTRIES = {"digest", "settings", "folder", "checks", "segment", "prepared"}
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -101,7 +98,7 @@ class Prepared:
     held_out_speakers: int
     valid_trials: int
     single: int = 0
-    lost: tuple[str, ...] = ()
+    lost: Sequence[str] = ()
     treated: Mapping[str, int] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
 
@@ -255,7 +252,7 @@ def _write_lists(
         len(held_out),
         len(lines),
         single=sum(len(spoken) == 1 for spoken in train.values()),
-        lost=tuple(account.lost),
+        lost=account.lost,
         treated=dict(account.treated),
         left_out=account.causes(),
     )
@@ -339,8 +336,7 @@ def read_prepared(save_folder: str | Path) -> Prepared:
                 f"no run has begun, deleting {RECORD} lists the data anew."
             )
         check_sum(Path(save_folder, name))
-    prepared = Prepared(**_record(save_folder)["prepared"])
-    return replace(prepared, lost=tuple(prepared.lost))
+    return _record(save_folder)["prepared"]
 
 
 def _record(save_folder: str | Path) -> dict[str, Any]:
@@ -352,10 +348,8 @@ def _record(save_folder: str | Path) -> dict[str, Any]:
         "Bring back the file as it was; where no run has begun, deleting it lists the "
         "data anew.",
     ):
-        record: dict[str, Any] = read_json(path)
-        if lacking := sorted(_ENTRIES - record.keys()):
-            raise ValueError(f"it lacks {', '.join(lacking)}")
-        return record
+        record = read_json(path)
+        return {**record, "prepared": Prepared(**record["prepared"])}
 
 
 def _changed(

@@ -276,8 +276,8 @@ def find_rows(sources: Sequence[Source], names: Iterable[str]) -> Found:
         source = by_key.get("" if "" in by_key else id_or_name.partition("/")[0])
         if source is None:
             others = (one._replace(key="") for one in sources if one.whose)
-            rows = (other.row_of(name) for other in others)
-            row = next((row for row in rows if row.speaker), None)
+            named = (other.row_of(name) for other in others)
+            row = next((row for row in named if row.speaker), None)
             return row, f"{name!r}, which none of {', '.join(by_key)} has", ""
         if row is None:
             rest = name.removeprefix(source.prefix)

@@ -277,9 +277,7 @@ def files_of_run(
     if not trials_folder and data_folder:
         given = [folder] if isinstance(folder, str) else folder
         folder = [moved(one, settings, data_folder) for one in given]
-    option = "data_folder or trials_folder"
-    if trials_folder or data_folder:
-        option = "trials_folder" if trials_folder else "data_folder"
+    option = "trials_folder or data_folder"
     sources = open_sources(folder, option, outside_files=outside_files)
     return (
         trial_files(lists_of(trials, settings, data_folder), sources),

@@ -157,8 +157,6 @@ def placed(name):
             to = folder / name.format(speaker=speaker, number=number)
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, to)
-        if "train-clean" in name:
-            (folder / "SPEAKERS.TXT").write_text("; of LibriSpeech\n")
         if name.startswith("data/"):
             dev = sorted({speaker for *_, speaker in rows})
             write_tables(folder / "dev", **{"dev.lst": dev})
@@ -255,19 +253,9 @@ def test_every_format_and_layout_is_written():
     assert names == {*FORMATS, *(layout.name for layout in LAYOUTS)}
 
 
-@pytest.mark.parametrize(
-    "layout", ["LibriSpeech", "VCTK", "VoxCeleb", "CN-Celeb", "LibriSpeech by its list"]
-)
+@pytest.mark.parametrize("layout", ["LibriSpeech", "VCTK", "VoxCeleb", "CN-Celeb"])
 def test_a_packed_folder_is_recognised_as_what_it_was(layout, corpus, tmp_path):
-    if layout == "LibriSpeech by its list":
-        data = placed("mine/{speaker}/7/{number:04}.wav")(
-            rows_of(corpus), tmp_path / "data"
-        )
-        lines = [";ID  |SEX", *(f"id0000{n} | F | mine" for n in range(6))]
-        write_tables(data, **{"SPEAKERS.TXT": lines})
-        layout = "LibriSpeech"
-    else:
-        data = WRITERS[layout](rows_of(corpus), tmp_path / "data")
+    data = WRITERS[layout](rows_of(corpus), tmp_path / "data")
     if layout == "CN-Celeb":
         # Another is of the evaluation.
         write_tables(data / "dev", **{"dev.lst": [f"id0000{n}" for n in range(1, 6)]})

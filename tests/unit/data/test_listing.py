@@ -498,7 +498,7 @@ class TestAnotherFormat:
     def test_the_last_layout_takes_any_folder(self):
         last = LAYOUTS[-1]
         assert (last.place, last.speakers) == (".", "")
-        assert last.recognise(Path(), "a.wav")
+        assert re.match(last.first, "a.wav")
 
 
 class TestKaldisTrials:

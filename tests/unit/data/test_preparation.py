@@ -300,7 +300,7 @@ def test_a_list_that_is_missing_and_a_record_that_is_damaged_are_named(
     (tmp_path / "save/SHA256SUMS").unlink()
     for content, reason in (
         ("{", "Expecting"),
-        ("{}", "it lacks checks, digest, folder"),
+        ("{}", "'prepared' is missing"),
     ):
         (tmp_path / "save/prepared.json").write_text(content)
         with pytest.raises(ValueError, match=rf"prepared\.json is damaged \({reason}"):

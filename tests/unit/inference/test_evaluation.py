@@ -125,7 +125,7 @@ def test_data_that_moved_are_read_in_their_folder(run, data, tmp_path):
     replace(run / RECORD, (str(data), "/gone"), (f"{run}/o", "/gone/lists/o"))
     replace(run / "save/train.csv", (str(data), "/gone"))
     place = {"trials_folder": str(here)}
-    lost = r"/gone does not exist.* as data_folder or trials_folder\."
+    lost = r"/gone does not exist.* as trials_folder or data_folder\."
     for given, error, words in (
         ({}, ValueError, lost),
         (place, FileNotFoundError, r"/gone/lists/one\.txt"),
