@@ -1,10 +1,17 @@
-"""Which files can be used, and what is wrong with the others."""
+"""What becomes of each file of audio that was seen: it is used, or left out for a reason.
+
+`read_checked` decides it for a file, `take_account` for a listing, without writing anything.
+A preparation writes what it decided, and `speechbrain-rev data` shows it.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,14 +20,27 @@ from tqdm import tqdm
 
 from speechbrain_rev.audio import AudioInfo, audio_info, read_audio
 from speechbrain_rev.audio.checks import MIX, check_channel, is_silent
+from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.files import write_whole
 from speechbrain_rev.lists import is_listable, printable
 
-from .manifest import Cause, LeftOut
-from .rows import AUDIO_SUFFIXES, LOSSLESS, counted
+from .listing import (
+    DataSettings,
+    ListedSpeech,
+    refuse_alike,
+    same_speakers,
+    tested_speakers,
+)
+from .manifest import Cause, LeftOut, Utterance
+from .rows import AUDIO_SUFFIXES, LOSSLESS, Row, counted, read_ahead
 
 #: Treatments of audio when it is read.
 RESAMPLED, MIXED, CHOSEN = "resampled", "channels mixed", "one of several channels"
+# How utterances that are shorter than a segment come to its length.
+_LENGTHENED = {
+    "repeat": "shorter than a segment, repeated",
+    "pad": "shorter than a segment, padded with zeros",
+}
 # Files that an error names of each problem.
 _EXAMPLES = 3
 
@@ -35,17 +55,14 @@ class Checked(NamedTuple):
 
     Attributes
     ----------
-    path : Path
-        The file.
     samples : int
-        Its length at the rate that it is read at.
+        The length at the rate that it is read at.
     wav : torch.Tensor, [samples], or None
         What was decoded.
     treated : tuple of str
         What is done when it is read: of ``RESAMPLED``, ``MIXED`` and ``CHOSEN``.
     """
 
-    path: Path
     samples: int
     wav: torch.Tensor | None = None
     treated: tuple[str, ...] = ()
@@ -88,10 +105,9 @@ def read_checked(
         return LeftOut(str(path), cause, f"{path} {words}")
 
     path = Path(path)
-    name = str(path) if name is None else name
-    if not is_listable(name):
+    if not is_listable(name or str(path)):
+        # The file is one line of the list of such files.
         words = f"{name!r} has a tab or a line break, or a space at an end"
-        # As one line of the list of such files.
         return LeftOut(repr(str(path))[1:-1], Cause.NAME, words)
     if path.suffix.lower() not in AUDIO_SUFFIXES:
         return problem(Cause.SUFFIX, "is of another kind")
@@ -122,7 +138,7 @@ def read_checked(
             return problem(Cause.EMPTY, "holds none")
         samples = info.samples_at(sample_rate)
         if not whole:
-            return Checked(path, samples, None, tuple(treated))
+            return Checked(samples, None, tuple(treated))
         wav = read_audio(
             path, sample_rate=sample_rate, resample=resample, channel=channel
         )
@@ -137,11 +153,10 @@ def read_checked(
         return problem(Cause.UNREADABLE, words)
     if not bool(wav.isfinite().all()):
         place = int((~wav.isfinite()).nonzero()[0]) / sample_rate
-        words = f"{path}, first at {place:.2f} s"
-        return LeftOut(str(path), Cause.NOT_FINITE, words)
+        return problem(Cause.NOT_FINITE, f"has it first at {place:.2f} s")
     if is_silent(wav):
         return problem(Cause.SILENT, f"is at most {float(wav.abs().max()):.1e} loud")
-    return Checked(path, samples, wav, tuple(treated))
+    return Checked(samples, wav, tuple(treated))
 
 
 def write_left_out(path: Path, left_out: Iterable[LeftOut]) -> None:
@@ -172,7 +187,7 @@ def write_left_out(path: Path, left_out: Iterable[LeftOut]) -> None:
 def report_problems(
     problems: Sequence[LeftOut],
     files: int,
-    path: Path,
+    path: Path | None,
     *,
     drop: bool,
     advice: str = ADVICE,
@@ -185,7 +200,7 @@ def report_problems(
         Files that cannot be used.
     files : int
         How many files there were.
-    path : Path
+    path : Path or None
         Where they are listed.
     drop : bool
         Whether such files are left out, and not refused.
@@ -206,33 +221,15 @@ def report_problems(
     if problems:
         words = (
             f"{len(problems):,} of {counted(files, 'file')} cannot be used: "
-            f"{kinds_of(problems)}. {path} lists each."
+            f"{_kinds_of(problems)}." + f" {path} lists each." * (path is not None)
         )
         if not drop:
             raise ValueError(f"{words} {advice}")
         tqdm.write(printable(words))
 
 
-def kinds_of(problems: Sequence[LeftOut]) -> str:
-    """Count each problem in one line, with examples and what to do.
-
-    Parameters
-    ----------
-    problems : sequence of LeftOut
-        Files that cannot be used.
-
-    Returns
-    -------
-    str
-
-    Example
-    -------
-    >>> kinds_of([LeftOut("a.wav", Cause.EMPTY, "a.wav holds none")])
-    '1 no samples (a.wav holds none; delete it)'
-    >>> cut = "b.wav is cut. Copy or convert it again."
-    >>> kinds_of([LeftOut("b.wav", Cause.UNREADABLE, cut)])
-    '1 cannot be read (b.wav is cut; copy or convert it again)'
-    """
+def _kinds_of(problems: Sequence[LeftOut]) -> str:
+    """Count each problem in one line, with examples and what to do."""
     kinds = []
     for cause in Cause:
         group = [one for one in problems if one.cause is cause]
@@ -244,3 +241,173 @@ def kinds_of(problems: Sequence[LeftOut]) -> str:
         detail = detail.strip().removesuffix(".")
         kinds.append(f"{len(group)} {cause.words} ({detail}{also}; {cause.advice})")
     return ", ".join(kinds)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What becomes of each file of a listing.
+
+    Attributes
+    ----------
+    listing : ListedSpeech
+        What was seen.
+    usable : mapping of str to mapping of str to Utterance
+        By speaker and name.
+    left_out : sequence of LeftOut
+        All files that are left out, those that cannot be used first.
+    treated : mapping of str to int
+        How many of the usable are resampled, mixed, of one of several channels, or shorter
+        than a segment.
+    headers : mapping of (int, int) to int
+        How many files have which rate and number of channels, of all whose header was read.
+    speakers : sequence of str
+        All who are in no trial list.
+    """
+
+    listing: ListedSpeech
+    usable: Mapping[str, Mapping[str, Utterance]]
+    left_out: Sequence[LeftOut]
+    treated: Mapping[str, int]
+    headers: Mapping[tuple[int, int], int] = field(repr=False)
+    speakers: Sequence[str]
+
+    @cached_property
+    def utterances(self) -> list[Utterance]:
+        """The utterances that are used."""
+        return [one for spoken in self.usable.values() for one in spoken.values()]
+
+    @cached_property
+    def problems(self) -> list[LeftOut]:
+        """The files that cannot be used."""
+        return [one for one in self.left_out if one.cause.advice]
+
+    @cached_property
+    def lost(self) -> list[str]:
+        """Speakers in no trial list of whom no utterance can be used."""
+        return [speaker for speaker in self.speakers if speaker not in self.usable]
+
+    def causes(self) -> dict[str, int]:
+        """Count the files that are left out by the words of their cause."""
+        return dict(sorted(Counter(one.cause.words for one in self.left_out).items()))
+
+
+def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
+    """Check the files of a listing, and decide what becomes of each.
+
+    Parameters
+    ----------
+    listing : ListedSpeech
+        As ``list_speech`` gives it.
+    settings : DataSettings
+        The run's. With ``check_audio`` each file is decoded, which finds silence, NaN and
+        damage behind headers, and takes as long as reading the corpus.
+
+    Returns
+    -------
+    Account
+        Its problems are neither reported nor refused.
+
+    Raises
+    ------
+    ValueError
+        If names of two speakers look the same, or a trial list cannot be used.
+
+    Example
+    -------
+    >>> import soundfile
+    >>> from speechbrain_rev.data.listing import list_speech
+    >>> path = getfixture("tmp_path") / "id1" / "s" / "a.wav"
+    >>> path.parent.mkdir(parents=True)
+    >>> soundfile.write(path, [0.0, 0.5], 16000)
+    >>> settings = DataSettings(str(getfixture("tmp_path")), short="drop")
+    >>> account = take_account(list_speech(settings), settings)
+    >>> account.utterances, account.causes()
+    ([], {'shorter than a segment': 1})
+    """
+    refuse_alike(listing.rows)
+    tested = same_speakers(listing, tested_speakers(listing, settings))
+    rows = [row for row in listing.rows if row.speaker not in tested]
+
+    def checked(row: Row) -> tuple[Checked | LeftOut, list[AudioInfo]]:
+        infos: list[AudioInfo] = []
+        audio = read_checked(
+            row.wav,
+            name=row.name,
+            sample_rate=settings.sample_rate,
+            whole=settings.check_audio,
+            resample=settings.resample,
+            channel=settings.channel,
+            header=infos.append,
+        )
+        # Decoded samples are dropped here.
+        return audio._replace(wav=None) if isinstance(audio, Checked) else audio, infos
+
+    usable: dict[str, dict[str, Utterance]] = {}
+    left_out = [*listing.left_out]
+    treated: Counter[str] = Counter()
+    headers: Counter[tuple[int, int]] = Counter()
+    names: set[str] = set()
+    segment = settings.segment_samples()
+    bar = progress_bar(
+        "speech" if settings.check_audio else "headers",
+        read_ahead(checked, rows),
+        unit="utt",
+        total=len(rows),
+        leave=True,
+    )
+    for row, (audio, infos) in zip(rows, bar, strict=True):
+        headers.update((info.sample_rate, info.channels) for info in infos)
+        if isinstance(audio, LeftOut):
+            left_out.append(audio)
+        elif row.id in names:
+            words = f"{row.wav} is the second file of the name {row.id}"
+            left_out.append(LeftOut(row.wav, Cause.TWICE, words))
+        elif audio.samples < segment and settings.short == "drop":
+            words = f"{audio.samples} samples, and a segment has {segment}"
+            left_out.append(LeftOut(row.wav, Cause.SHORT, words))
+        else:
+            names.add(row.id)
+            speaker = row.speaker or ""
+            utterance = Utterance(row.id, row.wav, audio.samples, speaker, row.labels)
+            usable.setdefault(speaker, {})[row.name] = utterance
+            treated.update(audio.treated)
+            if audio.samples < segment:
+                treated[_LENGTHENED[settings.short]] += 1
+    left_out += [
+        LeftOut(row.wav, Cause.TESTED, f"{row.speaker} is in a trial list")
+        for row in listing.rows
+        if row.speaker in tested
+    ]
+    left_out.sort(key=lambda one: not one.cause.advice)
+    speakers = [speaker for speaker in listing.speakers if speaker not in tested]
+    return Account(listing, usable, left_out, treated, headers, speakers)
+
+
+def refuse_few_speakers(account: Account, held_out: Collection[str] = ()) -> None:
+    """Refuse to train on fewer than two speakers.
+
+    Parameters
+    ----------
+    account : Account
+        Of the corpus.
+    held_out : collection of str
+        Speakers who are for validation.
+
+    Raises
+    ------
+    ValueError
+        It counts where the others went.
+    """
+    left = len(account.usable) - len(held_out)
+    if left < 2:
+        found = len(account.listing.speakers)
+        lost = ""
+        if account.lost:
+            lost = (
+                f"{len(account.lost)} without a usable utterance ({account.lost[0]}), "
+            )
+        raise ValueError(
+            f"Only {counted(left, 'speaker')} left for training: {found} found, "
+            f"{found - len(account.speakers)} in trial lists, {lost}{len(held_out)} held out. "
+            "Check data_folder, train_list, trial_lists and valid_speakers."
+        )

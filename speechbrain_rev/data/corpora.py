@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, permutations
 from pathlib import Path
@@ -19,7 +19,7 @@ from .folders import (
     name_other_audio,
     read_folder,
 )
-from .formats import FORMATS, Format
+from .formats import FORMATS
 from .rows import Row, Source
 
 #: A folder or list, or several.
@@ -106,15 +106,13 @@ def _open(
             f"The data folder {given} does not exist. Give the folder of "
             f"VoxCeleb, or of your speech, as {option}."
         )
-    for name, known in FORMATS.items():
-        if not known.recognise(path):
-            continue
+    if name := _format_of(path):
         if speaker_from is not None:
             raise ValueError(
                 f"speaker_from is {speaker_from!r}, and {given} lists its speakers "
                 f"({name}). Leave speaker_from out."
             )
-        return Source(path, name, partial(_read_list, path, known))
+        return Source(path, name, partial(_read_list, path, FORMATS[name].read))
     if path.is_file():
         raise ValueError(f"{given} is no list that is known. {_ACCEPTED}")
     layout = find_layout(path)
@@ -137,10 +135,17 @@ def _open(
     )
 
 
-def _read_list(path: Path, known: Format, _: object) -> Iterator[Row]:
+def _format_of(path: Path) -> str | None:
+    """Give the name of the first format that recognises a path."""
+    return next((name for name, one in FORMATS.items() if one.recognise(path)), None)
+
+
+def _read_list(
+    path: Path, read: Callable[[Path], Iterator[Row]], _: object
+) -> Iterator[Row]:
     """Give the rows of a list of speech; one that no list of ours can hold is refused."""
     names, speakers = set[str](), set[str | None]()
-    for number, row in enumerate(known.read(path), start=1):
+    for number, row in enumerate(read(path), start=1):
         if problem := _problem(row, names, speakers):
             raise ValueError(f"{path}, utterance {number} ({row.id!r}): {problem}.")
         names.add(row.id)
@@ -231,12 +236,11 @@ def noise_files(folder: str | Path, *, aside: list[Path] | None = None) -> list[
     [PosixPath('/noise/hum.wav')]
     """
     path = Path(os.path.abspath(folder))
-    for known in FORMATS.values():
-        if known.recognise(path):
-            files = sorted(Path(row.wav) for row in known.read(path))
-            if not files:
-                raise ValueError(f"{path} lists no audio.")
-            return files
+    if name := _format_of(path):
+        files = sorted(Path(row.wav) for row in FORMATS[name].read(path))
+        if not files:
+            raise ValueError(f"{path} lists no audio.")
+        return files
     return audio_files(folder, aside=aside)
 
 
@@ -252,9 +256,8 @@ def refuse_lists(folder: str | Path) -> None:
     ValueError
         If it is of one of ``FORMATS``.
     """
-    for name, known in FORMATS.items():
-        if known.recognise(Path(folder)):
-            raise ValueError(
-                f"{folder} is a {name}, whose lists name the speakers; "
-                "only audio would be packed. Give it as it is, or pack its folder of audio."
-            )
+    if name := _format_of(Path(folder)):
+        raise ValueError(
+            f"{folder} is a {name}, whose lists name the speakers; "
+            "only audio would be packed. Give it as it is, or pack its folder of audio."
+        )

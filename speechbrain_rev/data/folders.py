@@ -29,14 +29,13 @@ from .rows import (
 )
 
 #: Files by which a folder is recognised, and which are packed with it.
-LAYOUT_FILES = ("SPEAKERS.TXT", "dev/dev.lst")
+LAYOUT_FILES = ("dev/dev.lst",)
 #: Accepted folders, in sentences for errors.
 ACCEPTED = (
     "Accepted are DATA/wav/<speaker>/<session>/<utterance>.wav (.flac, .m4a, ...), and the same "
     "below dev/wav, dev/aac or aac, or with the speakers directly in DATA. Between "
     "speaker and utterance there may be any number of folders."
 )
-_SUBSET = re.compile(r"(?:train|dev|test)-(?:clean|other)[^/]*/[^/]+/[^/]+/[^/]+$")
 # A speaker's folder, perhaps folders of sessions, and the file.
 _FIRST = r"(?P<speaker>[^/]+)/(?:(?P<session>.+)/)?[^/]+"
 
@@ -55,8 +54,8 @@ class Layout(NamedTuple):
         and ``session``.
     speakers : str
         A file of the data folder that must be there: it lists who belongs to the corpus.
-    recognise : callable
-        Takes the data folder and the name of the first file; says whether it is the layout.
+    first : str
+        A regular expression of the beginning of the first file's name below that folder.
 
     Example
     -------
@@ -69,7 +68,7 @@ class Layout(NamedTuple):
     place: str = "."
     rule: str = _FIRST
     speakers: str = ""
-    recognise: Callable[[Path, str], bool] = lambda folder, name: True
+    first: str = ""
 
     def whose(self, speaker_from: int | str | None = None) -> Callable[[str], Whose]:
         """Give the function that finds speaker and session in a name.
@@ -109,20 +108,13 @@ def _searched(pattern: re.Pattern[str], name: str) -> Whose:
     return speaker, "/".join(folders[level if level <= len(folders) else 0 :]) or None
 
 
-def _is_librispeech(folder: Path, name: str) -> bool:
-    """Whether a file is in a subset, or LibriSpeech's list has the speaker."""
-    if _SUBSET.match(name):
-        return True
-    if not (folder / "SPEAKERS.TXT").is_file():
-        return False
-    text = (folder / "SPEAKERS.TXT").read_text(encoding="utf-8", errors="replace")
-    listed = {line.partition("|")[0].strip() for line in text.splitlines()}
-    return not listed.isdisjoint(name.split("/")[1:-1][:1])
-
-
 #: A folder is of the first layout that recognises it.
 LAYOUTS: tuple[Layout, ...] = (
-    Layout("LibriSpeech", rule=rf"[^/]+/{_FIRST}", recognise=_is_librispeech),
+    Layout(
+        "LibriSpeech",
+        rule=rf"[^/]+/{_FIRST}",
+        first=r"(train|dev|test)-(clean|other)[^/]*/[^/]+/[^/]+/[^/]+$",
+    ),
     Layout("VCTK", "wav48_silence_trimmed"),
     Layout("VCTK", "wav48"),
     Layout(
@@ -150,7 +142,7 @@ def find_layout(folder: Path) -> Layout | None:
         if layout.speakers and not (folder / layout.speakers).is_file():
             continue
         first = next(audio_names(folder / layout.place, AUDIO_SUFFIXES), None)
-        if first is not None and layout.recognise(folder, first):
+        if first is not None and re.match(layout.first, first):
             return layout
     return None
 
@@ -171,8 +163,8 @@ def read_folder(
         At any depth, links followed; or a packed folder.
     left_out : list of LeftOut, optional
         Takes the files that are no rows: hidden ones, originals beside what was made of
-        them, those outside the folder, and those beside the speakers' folders. Without it
-        audio outside is rows, too, and that of speakers who are not listed.
+        them, and those outside the folder, beside the speakers' folders or of no speaker.
+        Without it audio outside, of no speaker and of speakers who are not listed is rows.
     layout : Layout
         As ``find_layout`` gives it.
     speaker_from : int, str or None
@@ -183,7 +175,7 @@ def read_folder(
     Yields
     ------
     Row
-        Audio of kinds that cannot be read, too, and of no speaker.
+        Audio of kinds that cannot be read, too.
 
     Example
     -------
@@ -204,6 +196,10 @@ def read_folder(
         speaker, session = whose(name)
         stem, ending = os.path.splitext(name)
         path = f"{root}/{name}"
+        if left_out is not None and speaker is None:
+            why = f"{path}: {name} names no speaker"
+            left_out.append(LeftOut(path, Cause.NO_SPEAKER, why))
+            continue
         if left_out is not None and members is not None and speaker not in members:
             why = f"{path} is of a speaker who is not in {layout.speakers}"
             left_out.append(LeftOut(path, Cause.BESIDE, why))

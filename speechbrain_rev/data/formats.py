@@ -9,22 +9,22 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from decimal import ROUND_HALF_UP, Decimal
-from functools import lru_cache, partial
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from speechbrain_rev.audio.reading import AudioInfo, audio_info
-from speechbrain_rev.audio.shards import SUFFIX, Member, indexed
+from speechbrain_rev.audio.shards import SUFFIX, indexed
 from speechbrain_rev.files import parse_json, refusing
-from speechbrain_rev.lists import each_line, read_lines
+from speechbrain_rev.lists import each_line
 
 from .manifest import RESERVED
 from .rows import ALL_SUFFIXES, Row, counted
 
-Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # The rate of a recording that cannot be read; the check of files reports it.
 _ANY_RATE = 16000
@@ -34,12 +34,15 @@ _ROUNDED = 0.01
 _LONGEST = 1e9
 # No speech has fewer samples per second.
 _LOWEST_RATE = 1000
-#: The table of a Kaldi directory that names channels of recordings.
-CHANNELS = "reco2file_and_channel"
 _LETTERS = tuple("ABCDEFGH")
-# Bytes of a name that are read, and what lines of a list of tars end in.
-_MOST_OF_NAME = 4096
+# What lines of a list of tars end in.
 _TARS = (b".tar", b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".tar.zst")
+# Names of fields that say which part of a file is meant, where they are not read.
+_TIMES = frozenset(("start", "stop", "begin", "end", "offset", "vad"))
+_SPEECHBRAINS = frozenset(
+    ("ID", "duration", "length", "wav", "wav_format", "wav_opts", "start", "stop", "spk_id",
+     "session", "channel")
+)  # fmt: skip
 
 
 def _path_of(folder: Path, wav: str) -> str:
@@ -64,20 +67,24 @@ def _listed_row(
     return Row(name, path, speaker, start, samples, channel, session or path, labels)
 
 
-def _made(
-    rows: Iterable[tuple[str, Item]], make: Callable[[Item], Row]
-) -> Iterator[Row]:
-    """Make rows of what stands at places; an error names its place."""
-    for place, given in rows:
-        try:
-            row = make(given)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
-        except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            raise ValueError(
-                f"{place}: a field is missing or of another kind ({error!r}). Write it again."
-            ) from error
-        yield row
+def _at(place: str, make: Callable[..., Result], *given: Any) -> Result:
+    """Make rows of what stands at a place, which errors name."""
+    try:
+        return make(*given)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(
+            f"{place}: a field is missing or of another kind ({error!r}). Write it again."
+        ) from error
+
+
+def _each_line(
+    path: Path, form: str, make: Callable[[Path, str], Result]
+) -> Iterator[Result]:
+    """Make rows of each line, and of the folder that files are relative to."""
+    for number, line in enumerate(each_line(path, form), start=1):
+        yield _at(f"{path}, line {number}", make, path.parent, line)
 
 
 def read_speechbrain(path: Path) -> Iterator[Row]:
@@ -107,7 +114,30 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
     >>> [row.samples for row in read_speechbrain(path)]
     [32000]
     """
-    return _made(_speechbrain_rows(path), partial(_speechbrain_row, path.parent))
+    text = "\n".join(each_line(path, "ID,duration,wav,start,stop,spk_id"))
+    if path.suffix.lower() == ".json":
+        for name, given in _at(str(path), _json, text).items():
+            fields = given if isinstance(given, dict) else {}
+            place = f"{path}, {name!r}"
+            yield _at(place, _speechbrain_row, path.parent, {**fields, "ID": name})
+        return
+    # A dictionary of csv.DictReader takes three times as long.
+    table = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        columns = next(table, [])
+        for row in filter(None, table):
+            place = f"{path}, line {table.line_num}"
+            if len(row) != len(columns):
+                raise ValueError(
+                    f"{place} has other fields than the header. Put names with commas in "
+                    "quotes."
+                )
+            given = dict(zip(columns, row, strict=True))
+            yield _at(place, _speechbrain_row, path.parent, given)
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {table.line_num}: it is no CSV ({error}). Write it again."
+        ) from error
 
 
 def _speechbrain_row(folder: Path, given: Mapping[str, Any]) -> Row:
@@ -117,13 +147,12 @@ def _speechbrain_row(folder: Path, given: Mapping[str, Any]) -> Row:
             wav = wav.replace(root, str(folder))
     start, stop = _whole_number(given, "start") or 0, _whole_number(given, "stop")
     samples = None if stop is None else stop - start
-    if samples is not None:
-        if samples <= 0:
-            raise ValueError(
-                f"start is {start} and stop {stop}. An utterance ends behind its start; "
-                "correct them."
-            )
-        _refuse_seconds(given.get("duration"), samples)
+    seconds = float(given.get("duration") or 0) if samples is not None else 0
+    if samples is not None and samples < max(1, _LOWEST_RATE * seconds):
+        raise ValueError(
+            f"start is {start}, stop {stop} and duration {seconds:g} s. start and stop are "
+            "in samples, with stop behind start; correct them, or leave both out."
+        )
     return _listed_row(
         _text(given, "ID"),
         _path_of(folder, wav),
@@ -134,60 +163,6 @@ def _speechbrain_row(folder: Path, given: Mapping[str, Any]) -> Row:
         channel=_whole_number(given, "channel"),
         labels=_labels(given, _SPEECHBRAINS),
     )
-
-
-def _refuse_seconds(duration: object, samples: int) -> None:
-    """Refuse start and stop that would be samples of a rate that no speech has."""
-    try:
-        seconds = float(str(duration))
-    except ValueError:
-        return
-    if 0 < seconds < math.inf and samples < _LOWEST_RATE * seconds:
-        raise ValueError(
-            f"stop - start is {samples} and duration {seconds:g} s. start and stop are in "
-            "samples; correct them, or leave both out."
-        )
-
-
-def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Give the fields of each row, and where it stands."""
-    text = "\n".join(each_line(path, "ID,duration,wav,start,stop,spk_id"))
-    if path.suffix.lower() == ".json":
-        for name, given in _json(text, str(path)).items():
-            fields = given if isinstance(given, dict) else {}
-            yield f"{path}, {name!r}", {**fields, "ID": name}
-        return
-    # A dictionary of csv.DictReader takes three times as long.
-    table = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        columns = next(table, [])
-        if lacking := {"ID", "wav"} - set(columns):
-            raise ValueError(
-                f"{path} has the columns {columns}, without {sorted(lacking)}. A "
-                "manifest of SpeechBrain has ID, duration, wav, start, stop and spk_id."
-            )
-        if twice := sorted({name for name in columns if columns.count(name) > 1}):
-            raise ValueError(f"{path} has the column {twice[0]!r} twice. Rename one.")
-        for row in filter(None, table):
-            place = f"{path}, line {table.line_num}"
-            if len(row) != len(columns):
-                raise ValueError(
-                    f"{place} has other fields than the header. Put names with commas in "
-                    "quotes."
-                )
-            yield place, dict(zip(columns, row, strict=True))
-    except csv.Error as error:
-        raise ValueError(
-            f"{path}, line {table.line_num}: it is no CSV ({error}). Write it again."
-        ) from error
-
-
-# Names of fields that say which part of a file is meant, where they are not read.
-_TIMES = frozenset(("start", "stop", "begin", "end", "offset", "vad"))
-_SPEECHBRAINS = frozenset(
-    ("ID", "duration", "length", "wav", "wav_format", "wav_opts", "start", "stop", "spk_id",
-     "session", "channel")
-)  # fmt: skip
 
 
 def read_kaldi(path: Path) -> Iterator[Row]:
@@ -218,84 +193,63 @@ def read_kaldi(path: Path) -> Iterator[Row]:
     >>> [(row.id, row.speaker) for row in read_kaldi(folder)]
     [('u1', 'ann')]
     """
-    table = _kaldi_table(path / "wav.scp", "'recording file'", _no_command)
-    recordings = {name: _path_of(path, wav) for name, (wav, _) in table.items()}
-    # Noise has none.
-    speakers, named = {}, (path / "utt2spk").exists()
-    if named:
-        speakers = _kaldi_table(path / "utt2spk", "'utterance speaker'", _one_field)
-    of_whom = speakers if named else dict.fromkeys(recordings, ("", str(path)))
-    parts: dict[str, tuple[_KaldiPart, str]] = {
-        name: ((name, None, None), place) for name, (_, place) in of_whom.items()
-    }
-    if (path / "segments").is_file():
-        form = "'utterance recording start end'"
-        parts = _kaldi_table(path / "segments", form, _kaldi_part)
-    elif silent := recordings.keys() - of_whom.keys():
+    recordings = _kaldi_table(path / "wav.scp", "'recording file'") or {}
+    speakers = _kaldi_table(path / "utt2spk", "'utterance speaker'")
+    form = "'utterance recording start end'"
+    parts = _kaldi_table(path / "segments", form)
+    form = "'recording file channel'"
+    channels = _kaldi_table(path / "reco2file_and_channel", form) or {}
+    utterances = dict(zip(recordings, recordings, strict=True))
+    utterances = utterances if parts is None else parts
+    # Noise has no speakers.
+    if speakers is not None and (odd := utterances.keys() ^ speakers.keys()):
+        listed = "wav.scp" if parts is None else "segments"
         raise ValueError(
-            f"{path / 'utt2spk'} has no speaker of {min(silent)!r} of wav.scp. Add a line "
-            "for it, or take it out of wav.scp."
+            f"{path}: {min(odd)!r} is in one of utt2spk and {listed} alone. Add a line for "
+            "it, or delete the line."
         )
-    if lacking := speakers.keys() - parts.keys():
-        raise ValueError(
-            f"{path / 'segments'} has no line of {min(lacking)!r} of utt2spk. Add one."
-        )
-    channels: dict[str, tuple[int, str]] = {}
-    if (path / CHANNELS).is_file():
-        form = "'recording file channel'"
-        channels = _kaldi_table(path / CHANNELS, form, _kaldi_channel)
 
-    def row(given: tuple[str, _KaldiPart]) -> Row:
-        name, (recording, start, end) = given
+    def row(name: str, fields: str) -> Row:
+        recording, *times = fields.split()
         if recording not in recordings:
             raise ValueError(f"wav.scp has no {recording!r}. Add a line for it.")
-        if named and name not in speakers:
-            raise ValueError(f"utt2spk has no speaker of {name!r}. Add a line.")
-        file, speaker = recordings[recording], speakers[name][0] if named else None
-        channel = channels[recording][0] if recording in channels else None
-        if channel is not None and (header := _header(file)) and header.channels == 1:
-            # The file was made of that channel.
-            channel = None
-        if start is None:
+        file = _path_of(path, _no_command(recordings[recording]))
+        speaker = speakers[name] if speakers is not None else None
+        channel = None
+        if recording in channels:
+            channel = _kaldi_channel(channels[recording])
+            if (header := _header(file)) and header.channels == 1:
+                # The file was made of that channel.
+                channel = None
+        if not times:
             return _listed_row(name, file, speaker, channel=channel)
+        start, end = map(float, times)
+        if not (0 <= start < _LONGEST and (end == -1 or start < end < _LONGEST)):
+            raise ValueError(
+                f"it goes from {start:g} s to {end:g} s. Correct segments."
+            )
         rate = header.sample_rate if (header := _header(file)) else _ANY_RATE
         first = round(start * rate)
-        samples = None if end is None else round(end * rate) - first
+        samples = None if end == -1 else round(end * rate) - first
         return _listed_row(name, file, speaker, first, samples, channel=channel)
 
-    yield from _made(((place, (name, x)) for name, (x, place) in parts.items()), row)
+    for name, fields in utterances.items():
+        yield _at(f"{path}, {name!r}", row, name, fields)
 
 
-# A recording, with start and end in seconds: None for all of it, and for its end.
-_KaldiPart: TypeAlias = tuple[str, float | None, float | None]
-
-
-def _kaldi_table(
-    path: Path, form: str, take: Callable[[str], Item]
-) -> dict[str, tuple[Item, str]]:
-    """Take the rest of each line, and where it stands, by its first word."""
+def _kaldi_table(path: Path, form: str) -> dict[str, str] | None:
+    """Take the rest of each line by its first word; None where there is no table."""
     if not path.is_file():
-        raise ValueError(
-            f"There is no {path}. A Kaldi directory has wav.scp and utt2spk."
-        )
-    table: dict[str, tuple[Item, str]] = {}
-    lines = read_lines(path, form)
-    for number, line in enumerate(lines, start=1):
-        place = f"{path}, line {number}"
-        if not line.strip():
-            raise ValueError(f"{place} is blank. Lines are {form}; delete it.")
-        name, *rest = line.split(maxsplit=1)
-        if not rest:
-            raise ValueError(f"{place}: {line[:60]!r} has one field. Lines are {form}.")
-        text = rest[0].strip()
-        if name in table:
-            raise ValueError(f"{place}: {name!r} is there twice. Leave the right line.")
-        try:
-            table[name] = take(text), place
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}. Lines are {form}.") from error
-    if not table:
-        raise ValueError(f"{path} is empty. Lines are {form}.")
+        return None
+    table: dict[str, str] = {}
+    for number, line in enumerate(each_line(path, form), start=1):
+        name, rest = (*line.split(maxsplit=1), "", "")[:2]
+        if not rest or name in table:
+            raise ValueError(
+                f"{path}, line {number}: {line[:60]!r} is not {form}, or {name!r} is there "
+                "twice. Correct or delete it."
+            )
+        table[name] = rest.strip()
     return table
 
 
@@ -303,15 +257,9 @@ def _no_command(wav: str) -> str:
     if wav.startswith("|") or wav.endswith("|"):
         raise ValueError(
             f"{wav[:60]!r} is a command, and is not run. Write its output into a file and "
-            "list that (wav-copy scp:wav.scp 'ark,scp:...' of Kaldi)"
+            "list that (wav-copy scp:wav.scp 'ark,scp:...' of Kaldi)."
         )
     return wav
-
-
-def _one_field(speaker: str) -> str:
-    if len(speaker.split()) > 1:
-        raise ValueError(f"{speaker[:60]!r} is more than one field")
-    return speaker
 
 
 def _kaldi_channel(text: str) -> int:
@@ -324,15 +272,6 @@ def _kaldi_channel(text: str) -> int:
     raise ValueError(
         f"the channel is {channel[:60]!r}. Channels are A, B, ... or 1, 2, ..."
     )
-
-
-def _kaldi_part(text: str) -> _KaldiPart:
-    """Give a segment of a recording."""
-    recording, *times = text.split()
-    start, end = map(float, times)
-    if not (0 <= start < _LONGEST and (end == -1 or start < end < _LONGEST)):
-        raise ValueError(f"it goes from {start:g} s to {end:g} s")
-    return recording, start, None if end == -1 else end
 
 
 @lru_cache(maxsize=4096)
@@ -369,12 +308,11 @@ def read_wespeaker(path: Path) -> Iterator[Row]:
     [('u1', 'ann')]
     """
     form = '{"key": ..., "wav": ..., "spk": ...}'
-    return _made(
-        _objects(path, read_lines(path, form)), partial(_wespeaker_row, path.parent)
-    )
+    return _each_line(path, form, _wespeaker_row)
 
 
-def _wespeaker_row(folder: Path, given: Mapping[str, Any]) -> Row:
+def _wespeaker_row(folder: Path, line: str) -> Row:
+    given = _json(line)
     return _listed_row(
         _text(given, "key"),
         _path_of(folder, _text(given, "wav")),
@@ -415,59 +353,37 @@ def read_shards(path: Path) -> Iterator[Row]:
     >>> [(row.id, row.speaker, row.path[-6:]) for row in read_shards(path)]
     [('u1', 'ann', 'u1.wav')]
     """
-    for number, line in enumerate(read_lines(path, "'shard.tar'"), start=1):
-        tar, place = path.parent / line.strip(), f"{path}, line {number}"
-        if not line.strip() or not tar.is_file():
-            raise ValueError(
-                f"{place}: there is no file {tar}. Each line is a tar, absolute or relative "
-                "to the list's folder (WeSpeaker's are relative to where it ran)."
-            )
-        yield from _in_shard(tar, place)
+    return chain.from_iterable(_each_line(path, "'shard.tar'", _in_shard))
 
 
-def _in_shard(tar: Path, place: str) -> Iterator[Row]:
+def _in_shard(folder: Path, line: str) -> list[Row]:
     """Pair the audio of a tar with the speakers beside it."""
-    audio: dict[str, str] = {}
+    tar = folder / line.strip()
+    if not tar.is_file() or tar.suffix.lower() != SUFFIX:
+        raise ValueError(
+            f"there is no file {tar}, or its name does not end in {SUFFIX}. Each line is a "
+            "tar, absolute or relative to the list's folder (WeSpeaker's are relative to "
+            "where it ran)."
+        )
+    audio: list[tuple[str, str]] = []
     speakers: dict[str, str] = {}
     with open(tar, "rb") as file:
-        try:
-            found = indexed(tar)
-            if tar.suffix.lower() != SUFFIX:
-                raise ValueError(
-                    f"{tar} does not end in {SUFFIX}, by which a tar is known. Rename it, "
-                    "and correct the list."
-                )
-            for member in found:
-                key, dot, ending = member.name.rpartition(".")
-                kind = f".{ending.lower()}" if dot else ""
-                of = speakers if kind == ".spk" else audio
-                if of is audio and kind not in ALL_SUFFIXES:
-                    continue
-                if key in of:
-                    raise ValueError(
-                        f"{tar}: the utterance {key!r} is there twice, {member.name!r} is "
-                        "the second. Pack it again with one."
-                    )
-                of[key] = _spk(file, member) if of is speakers else member.name
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
-    if odd := audio.keys() ^ speakers.keys():
-        key = min(odd)
-        lacks = f"has no {key}.spk" if key in audio else f"has {key}.spk and no audio"
+        for member in indexed(tar):
+            key, dot, ending = member.name.rpartition(".")
+            if f"{dot}{ending.lower()}" in ALL_SUFFIXES:
+                audio.append((key, f"{tar}/{member.name}"))
+            elif ending == "spk":
+                file.seek(member.begin)
+                # Bytes that are no UTF-8 are refused with the utterance.
+                name = file.read(member.size).decode(errors="surrogateescape")
+                speakers[key] = name.strip()
+    if odd := {key for key, _ in audio} ^ speakers.keys():
         raise ValueError(
-            f"{place}: {tar} {lacks}; {counted(len(odd), 'utterance')} without speaker or "
-            "audio. Pack it again with both, or take the utterance out."
+            f"{tar} has only one of {min(odd)}.spk and its audio; "
+            f"{counted(len(odd), 'utterance')} without speaker or audio. Pack it again with "
+            "both, or take the utterance out."
         )
-    for key, name in audio.items():
-        yield _listed_row(key, f"{tar}/{name}", speakers[key])
-
-
-def _spk(file: BinaryIO, member: Member) -> str:
-    """Read a member that names a speaker."""
-    file.seek(member.begin)
-    content = file.read(min(member.size, _MOST_OF_NAME))
-    # Bytes that are no UTF-8 are refused with the utterance.
-    return content.decode(errors="surrogateescape").strip()
+    return [_listed_row(key, path, speakers[key]) for key, path in audio]
 
 
 def read_lhotse(path: Path) -> Iterator[Row]:
@@ -502,17 +418,11 @@ def read_lhotse(path: Path) -> Iterator[Row]:
     [('c1', 'ann', 8000, 16000)]
     """
     form = '{"id": ..., "type": "MonoCut", ...}'
-    return _made(
-        _objects(path, each_line(path, form)), partial(_lhotse_row, path.parent)
-    )
+    return _each_line(path, form, _lhotse_row)
 
 
-def _lhotse_row(folder: Path, cut: Mapping[str, Any]) -> Row:
-    if other := next((key for key in _NO_CUTS if key in cut), ""):
-        raise ValueError(
-            f"it is no cut, but one of the {_NO_CUTS[other]} of lhotse. Give a cut set: "
-            "CutSet.from_manifests(recordings, supervisions).to_file(...)."
-        )
+def _lhotse_row(folder: Path, line: str) -> Row:
+    cut = _json(line)
     name, recording, channel = _text(cut, "id"), cut["recording"], cut["channel"]
     if cut["type"] != "MonoCut" or recording.get("transforms"):
         raise ValueError(
@@ -535,18 +445,12 @@ def _lhotse_row(folder: Path, cut: Mapping[str, Any]) -> Row:
         )
     start, samples = (_rounded(cut[key], rate) for key in ("start", "duration"))
     if start < 0 or samples < 1:
-        raise ValueError(
-            f"{name!r} has {samples} samples from {start} on. Leave it out."
-        )
+        raise ValueError(f"it has {samples} samples from {start} on. Leave it out.")
     speaker, labels = _supervised(cut, channel)
     within = channels.index(channel) if len(channels) > 1 else None
     return _listed_row(
         name, file, speaker, start, samples, channel=within, labels=labels
     )
-
-
-# Fields that lines of other manifests of lhotse have, and cuts have not.
-_NO_CUTS = {"sources": "recordings", "recording_id": "supervisions"}
 
 
 def _rounded(seconds: float, rate: int) -> int:
@@ -577,23 +481,14 @@ def _supervised(
             "part of the cut, or on another channel. Cut it by speaker "
             "(CutSet.trim_to_supervisions), or leave it out."
         )
-    known = {**(first.get("custom") or {})}
-    known |= {k: first[k] for k in ("language", "gender") if first.get(k)}
-    return _who(first.get("speaker")), _labels(known, (), refused=())
+    labels = {**(first.get("custom") or {})}
+    labels |= {k: first[k] for k in ("language", "gender") if first.get(k)}
+    return _who(first.get("speaker")), _labels(labels, (), refused=())
 
 
-def _json(text: str, place: str) -> dict[str, Any]:
-    with refusing(f"{place}: it is no JSON object", "Write it again."):
+def _json(text: str) -> dict[str, Any]:
+    with refusing("it is no JSON object", "Write it again."):
         return {**parse_json(text)}
-
-
-def _objects(
-    path: Path, lines: Iterable[str]
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Give the object of each line of JSON, and where it stands."""
-    for number, line in enumerate(lines, start=1):
-        place = f"{path}, line {number}"
-        yield place, _json(line, place)
 
 
 def _text(given: Mapping[str, Any], key: str) -> str:
@@ -614,24 +509,20 @@ def _labels(
     refused: Collection[str] = _TIMES,
 ) -> tuple[tuple[str, str], ...]:
     """Give what a row says beside the known fields, as texts."""
-    further = [name for name in given if name not in known]
-    if not further:
-        return ()
-    if times := [name for name in further if name.strip().lower() in refused]:
-        raise ValueError(
-            f"{times[0]!r} is not read, and the whole file would be used. Cut the "
-            "audio, give start and stop in samples (SpeechBrain's CSV), or leave it out."
-        )
-    if reserved := [name for name in further if name in RESERVED]:
-        raise ValueError(
-            f"{reserved[0]!r} is a column that the manifest has for itself "
-            f"({', '.join(RESERVED)}). Rename it."
-        )
-    values = ((name, given[name]) for name in further)
+    labels = {n: x for n, x in given.items() if n not in known and x is not None}
+    for name in labels:
+        if name.strip().lower() in refused:
+            raise ValueError(
+                f"{name!r} is not read, and the whole file would be used. Cut the audio, "
+                "give start and stop in samples (SpeechBrain's CSV), or leave it out."
+            )
+        if name in RESERVED:
+            raise ValueError(
+                f"{name!r} is a column that the manifest has for itself "
+                f"({', '.join(RESERVED)}). Rename it."
+            )
     return tuple(
-        (name, value if isinstance(value, str) else json.dumps(value))
-        for name, value in values
-        if value is not None
+        (name, x if isinstance(x, str) else json.dumps(x)) for name, x in labels.items()
     )
 
 
@@ -640,39 +531,23 @@ def _whole_number(given: Mapping[str, Any], key: str) -> int | None:
     value = given.get(key)
     if value is None or value == "":
         return None
-    try:
-        number = int(str(value))
-    except ValueError:
-        number = -1
-    if number < 0:
+    if not str(value).strip().isdecimal():
         raise ValueError(
             f"{key} is {value!r}. Give a whole number from 0 on; times are in samples."
         )
-    return number
+    return int(value)
 
 
-def _is_speechbrain(path: Path) -> bool:
-    return path.is_file() and path.suffix.lower() in (".csv", ".json")
-
-
-def _is_kaldi(path: Path) -> bool:
-    return (path / "wav.scp").is_file()
-
-
-def _is_wespeaker(path: Path) -> bool:
-    return path.suffix == ".list" and path.is_file() and not _is_shards(path)
+def _ending(*endings: str) -> Callable[[Path], bool]:
+    return lambda path: path.name.lower().endswith(endings) and path.is_file()
 
 
 def _is_shards(path: Path) -> bool:
     """Return whether the first line of a .list is a tar."""
-    if path.suffix != ".list" or not path.is_file():
+    if not _ending(".list")(path):
         return False
     with open(path, "rb") as file:
-        return file.readline(_MOST_OF_NAME).strip().lower().endswith(_TARS)
-
-
-def _is_lhotse(path: Path) -> bool:
-    return path.name.lower().endswith((".jsonl", ".jsonl.gz")) and path.is_file()
+        return file.readline().strip().lower().endswith(_TARS)
 
 
 class Format(NamedTuple):
@@ -693,9 +568,9 @@ class Format(NamedTuple):
 #: Formats by name. A path is of the first that recognises it; a folder that none recognises
 #: is read by `read_folder`.
 FORMATS: dict[str, Format] = {
-    "SpeechBrain's manifest": Format(_is_speechbrain, read_speechbrain),
-    "Kaldi directory": Format(_is_kaldi, read_kaldi),
-    "WeSpeaker's list": Format(_is_wespeaker, read_wespeaker),
+    "SpeechBrain's manifest": Format(_ending(".csv", ".json"), read_speechbrain),
+    "Kaldi directory": Format(lambda path: (path / "wav.scp").is_file(), read_kaldi),
     "WeSpeaker's shards": Format(_is_shards, read_shards),
-    "lhotse's cuts": Format(_is_lhotse, read_lhotse),
+    "WeSpeaker's list": Format(_ending(".list"), read_wespeaker),
+    "lhotse's cuts": Format(_ending(".jsonl", ".jsonl.gz"), read_lhotse),
 }

@@ -10,12 +10,13 @@ import logging
 import os
 import re
 import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, combinations, islice
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 import torch
@@ -33,7 +34,6 @@ from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.scoring.trials import models_file
 
 from .corpora import open_sources
-from .folders import ACCEPTED, LAYOUTS
 from .manifest import Cause, LeftOut
 from .rows import (
     Found,
@@ -43,7 +43,6 @@ from .rows import (
     counted,
     find_rows,
     read_ahead,
-    speaker_by_name,
 )
 from .seeding import generator
 
@@ -66,12 +65,8 @@ _SPLIT = re.compile(
     r"enrol|enroll|enrolment|enrollment)([-_. ].*)?|wavs?|flac|aac|mp3|m4a|audio|speech|data",
     re.IGNORECASE,
 )
-# Folders of speakers' folders, in the folder of a corpus.
-_CORPUS = re.compile(r"(wav|dev/wav|dev/aac|aac)/[^/]+/")
 # The speaker of speaker_utterance.wav, and of speaker-utterance.wav.
 _FLAT = r"^([^/_]+)_", r"^([^/-]+)-"
-# Two who are held out, for impostor trials, and two to train on.
-FEWEST_SPEAKERS = 4
 
 
 @dataclass(frozen=True)
@@ -180,31 +175,17 @@ class DataSettings:
 
     def fingerprint(self) -> dict[str, object]:
         """Return the settings that lists depend on, with a digest of each list's content."""
-        given = asdict(self)
-        for name in ("data_folder", "trials_folder", *_CHECKS):
-            del given[name]
+        unread = "data_folder", "trials_folder", *_CHECKS
+        given = {n: value for n, value in asdict(self).items() if n not in unread}
         if self.short != "drop":
             # Lists depend on a segment's length only where short utterances are left out.
-            given["short"] = "repeat or pad"
-            del given["sentence_len"]
+            given |= {"short": "repeat or pad", "sentence_len": None}
         for name in ("train_list", "valid_trials", "trial_lists"):
-            lists = given[name] if name == "trial_lists" else _paths_given(given[name])
+            lists = given[name] or ()
+            lists = [lists] if isinstance(lists, str) else lists
             models = [models_file(path) for path in lists if name != "train_list"]
-            paths = [*map(_existing, lists), *filter(None, models)]
-            given[name] = [digest_of(path) for path in paths]
+            given[name] = [digest_of(path) for path in filter(None, [*lists, *models])]
         return given
-
-
-def _paths_given(path: str | None) -> list[str]:
-    """Return a list of the path, if there is one."""
-    return [] if path is None else [path]
-
-
-def _existing(path: str | Path) -> Path:
-    """Return the path of a list."""
-    if not Path(path).is_file():
-        raise ValueError(f"The list {path} does not exist.")
-    return Path(path)
 
 
 @dataclass(frozen=True)
@@ -228,9 +209,10 @@ class ListedSpeech:
     left_out: Sequence[LeftOut] = ()
     aliases: Mapping[str, set[str]] = field(default_factory=dict)
 
-    def speakers(self) -> dict[str, int]:
-        """Count the rows of each speaker."""
-        return dict(Counter(row.speaker or "" for row in self.rows))
+    @cached_property
+    def speakers(self) -> list[str]:
+        """The speakers, in the order of their rows."""
+        return [*dict.fromkeys(row.speaker or "" for row in self.rows)]
 
     def digest(self) -> str:
         """Digest names, sizes and all that rows say: equal where the data are the same."""
@@ -308,53 +290,19 @@ def list_speech(settings: DataSettings, option: str = "data_folder") -> ListedSp
     for source in sources:
         # Files of other formats are listed too, so that none is dropped silently.
         begin, before = len(rows), len(left_out)
-        bar = progress_bar("listing", source.rows(left_out), unit="file")
-        rows += (row for row in bar if _has_speaker(row, source, left_out))
-        if source.whose is not None:
-            part = rows[begin:], left_out[before:]
-            _check_folder(source, *part, settings.speaker_from, option)
+        rows += progress_bar("listing", source.rows(left_out), unit="file")
+        if source.whose is not None and settings.speaker_from is None:
+            _refuse_flat(source, left_out[before:])
+            _refuse_splits(source, rows[begin:], option)
     if any(source.whose is None for source in sources):
         _refuse_equal_parts(rows)
     rows.sort(key=lambda row: (row.speaker, row.name))
-    aliases = {}
-    if len(sources) > 1:
-        speakers = dict.fromkeys(row.speaker or "" for row in rows)
-        aliases = {speaker: {speaker.partition("/")[2]} for speaker in speakers}
     left_out.sort(key=lambda one: one.path)
-    return ListedSpeech(sources, rows, left_out, aliases)
-
-
-def _has_speaker(row: Row, source: Source, left_out: list[LeftOut]) -> bool:
-    """Whether a row has a speaker; one of a file that has none is left out."""
-    if row.speaker is not None:
-        return True
-    name = row.name.removeprefix(source.prefix)
-    words = f"{row.path} lies in the folder of the speakers' folders"
-    if "/" in name:
-        words = f"{row.path}: speaker_from finds no speaker in {name}"
-    left_out.append(LeftOut(row.path, Cause.NO_SPEAKER, words))
-    return False
-
-
-def _check_folder(
-    source: Source,
-    rows: Sequence[Row],
-    left_out: Sequence[LeftOut],
-    speaker_from: int | str | None,
-    option: str,
-) -> None:
-    """Refuse a folder whose speakers are elsewhere, and warn of what is unusual."""
-    if speaker_from is None:
-        if not rows:
-            _refuse_flat(source, left_out)
-        _refuse_splits(source, rows, option)
-    beside = [one.path for one in left_out if one.cause is Cause.BESIDE]
-    if beside:
-        logger.warning(
-            f"{counted(len(beside), 'file')} of audio {are(len(beside))} passed over, for "
-            f"they are not among the speakers' folders in {source.path}, such as "
-            f"{', '.join(sorted(beside)[:_EXAMPLES])}."
-        )
+    listing = ListedSpeech(sources, rows, left_out)
+    if len(sources) == 1:
+        return listing
+    aliases = {speaker: {speaker.partition("/")[2]} for speaker in listing.speakers}
+    return replace(listing, aliases=aliases)
 
 
 def _refuse_flat(source: Source, left_out: Sequence[LeftOut]) -> None:
@@ -380,16 +328,6 @@ def _refuse_flat(source: Source, left_out: Sequence[LeftOut]) -> None:
 
 def _refuse_splits(source: Source, rows: Sequence[Row], option: str) -> None:
     """Refuse folders of speakers' folders, each of which would be one speaker."""
-    matches = ((row, _CORPUS.match(f"{row.session}/")) for row in rows if row.session)
-    corpora = []
-    if source.format == LAYOUTS[-1].name:
-        corpora = sorted({f"{row.speaker}/{m[1]}" for row, m in matches if m})
-    if corpora:
-        raise ValueError(
-            f"{source.path} holds folders of speakers' folders, such as "
-            f"{', '.join(corpora[:_EXAMPLES])}: each would be taken for one speaker. Give "
-            f"one of them. {ACCEPTED}"
-        )
     first = {row.speaker: row.name for row in reversed(rows)}
     prefix = source.prefix
     splits = sorted(
@@ -430,9 +368,8 @@ def _refuse_equal_parts(rows: Iterable[Row]) -> None:
 def _listed(sources: Sequence[Source], settings: DataSettings) -> ListedSpeech:
     """Read the training list, each file of which is of one speaker."""
     assert settings.train_list is not None
-    train_list, form = _existing(settings.train_list), "'speaker path'"
-    lines: dict[str, tuple[str, int]] = {}
-    pairs: list[tuple[str, str]] = []
+    train_list, form = settings.train_list, "'speaker path'"
+    speakers: dict[str, str] = {}
     for number, line in enumerate(read_lines(train_list, form), start=1):
         fields = split_line(line, 2)
         if len(fields) != 2:
@@ -443,19 +380,17 @@ def _listed(sources: Sequence[Source], settings: DataSettings) -> ListedSpeech:
             )
         # One file, however many slashes a line has.
         speaker, name = fields[0], str(PurePosixPath(fields[1]))
-        other, at = lines.setdefault(name, (speaker, number))
-        if other != speaker:
+        if speakers.setdefault(name, speaker) != speaker:
             raise ValueError(
-                f"{train_list}, lines {at} and {number}: {name!r} is of the speakers "
-                f"{other!r} and {speaker!r}. Leave the right one."
+                f"{train_list}, line {number}: {name!r} is of the speakers "
+                f"{speakers[name]!r} and {speaker!r}. Leave the right one."
             )
-        pairs.append((speaker, name))
-    if not pairs:
+    if not speakers:
         raise ValueError(f"{train_list} is empty; lines must be {form}.")
-    found = find_rows(sources, lines)
+    found = find_rows(sources, speakers)
     rows, left_out = [], []
     aliases: dict[str, set[str]] = defaultdict(set)
-    for speaker, name in pairs:
+    for name, speaker in speakers.items():
         if name in found.outside:
             words = f"{name!r} {found.outside[name]}"
             left_out.append(LeftOut(name, Cause.OUTSIDE, words))
@@ -491,10 +426,10 @@ def tested_speakers(listing: ListedSpeech, settings: DataSettings) -> set[str]:
         If names of a list do not begin with the speaker, lead out of the folder, or files
         of validation trials are missing. Missing files of other lists are a warning.
     """
-    paths = (*settings.trial_lists, *_paths_given(settings.valid_trials))
-    if not paths:
-        return set()
+    paths = filter(None, [*settings.trial_lists, settings.valid_trials])
     lists = {path: read_trials(path) for path in paths}
+    if not lists:
+        return set()
     elsewhere = settings.trials_are_elsewhere()
     names = chain.from_iterable(trials.utterances for trials in lists.values())
     sources, lacking = listing.sources, ""
@@ -510,9 +445,6 @@ def tested_speakers(listing: ListedSpeech, settings: DataSettings) -> set[str]:
         found.refuse_outside(path, trials.utterances)
         speakers = _speakers_of(path, trials, found, sources)
         missing = lacking or found.lacking(trials.utterances)
-        absent = [name for name in trials.utterances if name in found.missing]
-        if not lacking and (named := _by_models(path, trials, absent)):
-            missing += f" {named} names it."
         if missing and path == settings.valid_trials:
             raise ValueError(
                 f"{path}: {missing} Set trials_folder or correct the list."
@@ -533,37 +465,16 @@ def _speakers_of(
     path: str, trials: Trials, found: Found, sources: Sequence[Source]
 ) -> set[str]:
     """Give the speakers of a list of trials, which its labels must not contradict."""
-    by_name: dict[str, str] = {}
-    unknown = []
-    for name in trials.utterances:
-        row = found.rows.get(name)
-        speaker = row.speaker if row else speaker_by_name(sources, name)
-        if speaker is None:
-            unknown.append(name)
-        by_name[name] = speaker or name
+    known = {n: row.speaker for n, row in found.rows.items() if row.speaker}
+    unknown = [name for name in trials.utterances if name not in known]
     if unknown and any(source.whose is None for source in sources):
-        named = _by_models(path, trials, unknown)
         raise ValueError(
-            f"{named or path}: {counted(len(unknown), 'utterance')} without a known speaker, "
-            f"such as {found.missing.get(unknown[0], unknown[0])}. Such speakers could not be "
-            "left out of training. Set trials_folder to the corpus of the trials, or correct "
-            "the list."
+            f"{path}: {counted(len(unknown), 'utterance')} of it or of its spk2utt file "
+            f"without a known speaker, such as {found.missing.get(unknown[0], unknown[0])}. "
+            "Such speakers could not be left out of training. Set trials_folder to the "
+            "corpus of the trials, or correct the list."
         )
-    _refuse_other_names(path, trials, by_name, sources)
-    return set(by_name.values())
-
-
-def _by_models(path: str, trials: Trials, utterances: Iterable[str]) -> Path | None:
-    """Give the file that names the first of some utterances, if it is one of models."""
-    first = next(iter(utterances), "")
-    of_model = any(first in names for names in trials.models.values())
-    return models_file(path) if of_model else None
-
-
-def _refuse_other_names(
-    path: str, trials: Trials, by_name: Mapping[str, str], sources: Sequence[Source]
-) -> None:
-    """Refuse names that do not begin with the speaker: nobody would be left out."""
+    by_name = {name: known.get(name, name) for name in trials.utterances}
     for model, files in trials.models.items():
         if len(whose := {by_name[name] for name in files}) > 1:
             raise ValueError(
@@ -581,6 +492,7 @@ def _refuse_other_names(
                 "(id10270/x6uYqmx31kE/00001.wav, not wav/id10270/...), or the test speakers "
                 "could not be left out of training."
             )
+    return set(by_name.values())
 
 
 def refuse_alike(rows: Iterable[Row]) -> None:
@@ -597,26 +509,22 @@ def refuse_alike(rows: Iterable[Row]) -> None:
         If names differ in spaces, or in the Unicode form of letters, alone.
     """
     first = {row.speaker or "": row for row in rows}
-    known: dict[str, str] = {}
-    folded: dict[str, str] = {}
-    pairs = []
+    alike: dict[str, dict[str, str]] = defaultdict(dict)
     for speaker in first:
         plain = _plain(speaker)
-        other = known.setdefault(plain, speaker)
-        if other != speaker:
+        same = alike[plain.casefold()]
+        if (other := same.setdefault(plain, speaker)) != speaker:
             one, two = (f"{s!a} ({first[s].path})" for s in (other, speaker))
             raise ValueError(
                 f"The names of the speakers {one} and {two} differ in spaces or in the "
                 "Unicode form of letters alone. Give both one name, or another to one."
             )
-        other = folded.setdefault(plain.casefold(), speaker)
-        if other != speaker:
-            pairs.append(f"{other!r} and {speaker!r} ({first[speaker].path})")
-    if pairs:
+    cases = [" and ".join(map(repr, s.values())) for s in alike.values() if len(s) > 1]
+    if cases:
         logger.warning(
-            f"{counted(len(pairs), 'pair')} of speakers differ in case alone, and are two "
-            f"speakers each: {', '.join(pairs[:_EXAMPLES])}. If a pair is one speaker, give "
-            "both one name."
+            f"{counted(len(cases), 'name')} of speakers differ in case alone, and are "
+            f"speakers each: {', '.join(cases[:_EXAMPLES])}. If some are one speaker, give "
+            "them one name."
         )
 
 
@@ -652,7 +560,7 @@ def same_speakers(listing: ListedSpeech, others: Collection[str]) -> set[str]:
     names = set(map(_plain, others))
     return {
         speaker
-        for speaker in dict.fromkeys(row.speaker or "" for row in listing.rows)
+        for speaker in listing.speakers
         if not names.isdisjoint(
             map(_plain, {speaker, *listing.aliases.get(speaker, ())})
         )
@@ -682,19 +590,14 @@ def held_out_speakers(speakers: Collection[str], settings: DataSettings) -> list
     if settings.valid_trials is not None or not settings.valid_speakers:
         return []
     speakers = sorted(speakers)
-    if len(speakers) < FEWEST_SPEAKERS:
-        found = settings.train_list or settings.data_folder
-        raise ValueError(
-            f"valid_speakers is {settings.valid_speakers}, and {found} has "
-            f"{counted(len(speakers), 'speaker')} beside those of trial lists "
-            f"({', '.join(speakers)}): validation takes 2 and training 2 others. "
-            "valid_speakers 0 means no validation. Of folders speaker_from may name another "
-            "level."
-        )
     if not 2 <= settings.valid_speakers <= len(speakers) - 2:
+        listed = settings.train_list or settings.data_folder
         raise ValueError(
-            f"valid_speakers is {settings.valid_speakers}, of {len(speakers)} speakers. "
-            f"Give 0 (no validation) or 2 to {len(speakers) - 2} (the default is 40)."
+            f"valid_speakers is {settings.valid_speakers}, and {listed} has "
+            f"{counted(len(speakers), 'speaker')} beside those of trial lists "
+            f"({', '.join(speakers[:_EXAMPLES])}): validation takes 2 or more (the default is "
+            "40), and training 2 or more others. valid_speakers 0 means no validation. Of "
+            "folders speaker_from may name another level."
         )
     draws = generator("held out", settings.seed)
     order = torch.randperm(len(speakers), generator=draws).tolist()
@@ -747,9 +650,8 @@ def _own_trials(
             f"valid_trials is {path}, whose speakers are enrolled with several utterances. "
             "Validation takes one for each side: give it in trial_lists, for score.py."
         )
-    sources = listing.sources
-    if settings.trials_are_elsewhere():
-        sources = settings.sources("trials_folder")
+    elsewhere = settings.trials_are_elsewhere()
+    sources = settings.sources("trials_folder") if elsewhere else listing.sources
     rows = find_rows(sources, trials.utterances).rows
     lines = [
         joined_line(str(label), rows[a].name, rows[b].name)

@@ -12,16 +12,14 @@ from typing import Any
 
 from speechbrain_rev.lists import printable
 
-from .accounting import (
-    LENGTHENED,
+from .checking import (
     Account,
-    count_short,
     refuse_few_speakers,
+    report_problems,
     take_account,
 )
-from .checking import kinds_of
 from .listing import DataSettings, list_speech
-from .manifest import RESERVED, Utterance
+from .manifest import RESERVED
 from .rows import counted
 
 # Seconds at which a bar of the histogram begins.
@@ -78,14 +76,10 @@ class Overview:
     refused: str
 
     @cached_property
-    def utterances(self) -> list[Utterance]:
-        """The utterances that would be used."""
-        return [u for names in self.account.usable.values() for u in names.values()]
-
-    @cached_property
     def seconds(self) -> list[float]:
         """Lengths of the utterances that would be used."""
-        return [one.samples / self.settings.sample_rate for one in self.utterances]
+        rate = self.settings.sample_rate
+        return [one.samples / rate for one in self.account.utterances]
 
     @property
     def format(self) -> str:
@@ -103,7 +97,7 @@ class Overview:
             "data_folder": self.settings.data_folder,
             "format": self.format,
             "seen": account.listing.seen(),
-            "utterances": len(self.utterances),
+            "utterances": len(self.seconds),
             "speakers": len(of_speakers),
             "seconds": sum(self.seconds),
             "sample_rate": self.settings.sample_rate,
@@ -117,17 +111,13 @@ class Overview:
             },
             "utterances_of_a_speaker": _spread(list(of_speakers.values())),
             "single_speakers": [s for s, count in of_speakers.items() if count == 1],
-            "lost_speakers": list(account.lost),
-            "short": {
-                "treated": self.settings.short,
-                "segment_seconds": self.settings.sentence_len,
-                "utterances": count_short(self.utterances, self.settings),
-            },
+            "lost_speakers": account.lost,
+            "segment_seconds": self.settings.sentence_len,
             "rows": [
                 {column: getattr(one, column) for column in RESERVED}
-                for one in self.utterances[:_ROWS]
+                for one in account.utterances[:_ROWS]
             ],
-            "treated": dict(account.treated),
+            "treated": dict(sorted(account.treated.items())),
             "left_out": account.causes(),
             "refused": self.refused or None,
         }
@@ -150,11 +140,7 @@ class Overview:
         }
         if lost := plain["lost_speakers"]:
             rows["speakers without utterances"] = _named(lost)
-        rows |= {how: f"{count:,}" for how, count in sorted(plain["treated"].items())}
-        short = plain["short"]
-        if short["utterances"]:
-            what = f"shorter than {short['segment_seconds']:g} s"
-            rows[what] = f"{short['utterances']:,}, {LENGTHENED[short['treated']]}"
+        rows |= {how: f"{count:,}" for how, count in plain["treated"].items()}
         wide = max(map(len, rows))
         lines = [self.account.listing.understood(), ""]
         lines += [f"{name:<{wide}}  {words or '-'}" for name, words in rows.items()]
@@ -213,17 +199,12 @@ def look_at(settings: DataSettings, option: str = "data_folder") -> Overview:
     """
     account = take_account(list_speech(settings, option), settings)
     refused = ""
-    if account.problems and settings.bad_files == "refuse":
-        refused = (
-            f"{len(account.problems):,} of {counted(account.looked_at(), 'file')} cannot be "
-            f"used, and train.py refuses them: {kinds_of(account.problems)}. Mend them, or "
-            "train without them: --bad_files=drop here and in train.py."
-        )
-    else:
-        try:
-            refuse_few_speakers(account)
-        except ValueError as error:
-            refused = str(error)
+    try:
+        if settings.bad_files == "refuse":
+            report_problems(account.problems, account.listing.seen(), None, drop=False)
+        refuse_few_speakers(account)
+    except ValueError as error:
+        refused = str(error)
     return Overview(account, settings, refused)
 
 

@@ -17,8 +17,8 @@ import csv
 import io
 import json
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,12 @@ from speechbrain_rev.files import (
 )
 from speechbrain_rev.processes import interrupted_while
 
-from .accounting import (
-    LENGTHENED,
-    count_short,
+from .checking import (
     refuse_few_speakers,
+    report_problems,
     take_account,
+    write_left_out,
 )
-from .checking import report_problems, write_left_out
 from .corpora import absolute
 from .labels import write_labels
 from .listing import (
@@ -64,9 +63,6 @@ LABELS, LEFT_OUT = "label_encoder.txt", "left_out.csv"
 RECORD = "prepared.json"
 LISTS = (TRAIN, VALID_TRIALS, VALID, LABELS)
 
-# Entries of the record that `prepare` writes.
-_ENTRIES = {"digest", "settings", "folder", "checks", "segment", "prepared"}
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -85,11 +81,8 @@ class Prepared:
     lost : sequence of str
         Speakers in no trial list of whom no utterance can be used.
     treated : mapping of str to int
-        How many of those used are resampled, mixed, or of one of several channels.
-    short : int
-        Utterances that are trained on and shorter than a segment.
-    lengthened : str
-        What is done to these.
+        How many of those used are resampled, mixed, of one of several channels, or shorter
+        than a segment.
     left_out : mapping of str to int
         Files that are not used, by reason, as ``left_out.csv`` lists them.
 
@@ -105,10 +98,8 @@ class Prepared:
     held_out_speakers: int
     valid_trials: int
     single: int = 0
-    lost: tuple[str, ...] = ()
+    lost: Sequence[str] = ()
     treated: Mapping[str, int] = field(default_factory=dict)
-    short: int = 0
-    lengthened: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def seen(self) -> int:
@@ -119,8 +110,6 @@ class Prepared:
         """Return all counts in sentences."""
         left_out = [f"{count:,} {why}" for why, count in self.left_out.items()]
         treated = [f"{count:,} {how}" for how, count in sorted(self.treated.items())]
-        if self.short:
-            treated.append(f"{self.short:,} shorter than a segment, {self.lengthened}")
         lost = f", such as {self.lost[0]}" if self.lost else ""
         sentences = {
             f"Seen: {counted(self.seen(), 'file')} of audio.": True,
@@ -195,18 +184,24 @@ def prepare(
         same = earlier.get("digest") == made.hexdigest()
         if begun and not same:
             raise ValueError(_changed(save_folder, earlier.get("settings"), given))
-        if begun:
-            _warn_of_checks(save_folder, earlier["checks"], settings.checks())
-        # Lists have the paths of files: a folder that moved is listed again.
-        stays = finished or (same and earlier["folder"] == folder)
+        checks = earlier.get("checks", {})
+        changed = [name for name in checks if checks[name] != settings.checks()[name]]
+        if begun and changed:
+            logger.warning(
+                f"{' and '.join(changed)}: no effect. The lists of {save_folder.parent} are "
+                "there, and a run keeps the files that it began with. To check files anew, "
+                "give a new output_folder."
+            )
         # Without checksums a record vouches for no lists: an interrupted preparation may
         # have written them.
         unchanged = (
-            earlier.get("segment") == segment
-            and earlier["checks"] == settings.checks()
+            same
+            and not changed
+            and earlier["segment"] == segment
             and RECORD in sums_in(save_folder)
         )
-        if stays and (begun or unchanged):
+        # Lists have the paths of files: a folder that moved is listed again.
+        if finished or ((begun or unchanged) and earlier["folder"] == folder):
             return read_prepared(save_folder)
         save_folder.mkdir(parents=True, exist_ok=True)
         tqdm.write(listing.understood())
@@ -224,19 +219,6 @@ def prepare(
     return prepared
 
 
-def _warn_of_checks(
-    save_folder: Path, earlier: Mapping[str, object], now: Mapping[str, object]
-) -> None:
-    """Name the checks that come too late for a run that has begun."""
-    changed = [name for name in now if now[name] != earlier[name]]
-    if changed:
-        logger.warning(
-            f"{' and '.join(changed)} {'has' if len(changed) == 1 else 'have'} no "
-            f"effect: the lists of {save_folder.parent} are there, and a run keeps the "
-            "files that it began with. To check files anew, give a new output_folder."
-        )
-
-
 def _write_lists(
     listing: ListedSpeech, settings: DataSettings, save_folder: Path
 ) -> Prepared:
@@ -245,7 +227,7 @@ def _write_lists(
     left_out = save_folder / LEFT_OUT
     if account.problems and not drop:
         write_left_out(left_out, account.left_out)
-    report_problems(account.problems, account.looked_at(), left_out, drop=drop)
+    report_problems(account.problems, listing.seen(), left_out, drop=drop)
     usable = account.usable
     chosen = held_out_speakers(usable, settings)
     refuse_few_speakers(account, chosen)
@@ -266,14 +248,12 @@ def _write_lists(
     prepared = Prepared(
         len(utterances),
         len(train),
-        account.used() - len(utterances),
+        len(account.utterances) - len(utterances),
         len(held_out),
         len(lines),
         single=sum(len(spoken) == 1 for spoken in train.values()),
-        lost=tuple(account.lost),
+        lost=account.lost,
         treated=dict(account.treated),
-        short=count_short(utterances, settings),
-        lengthened=LENGTHENED.get(settings.short, ""),
         left_out=account.causes(),
     )
     # Checksums go first and come last: they vouch for the lists.
@@ -281,16 +261,11 @@ def _write_lists(
     write_left_out(left_out, account.left_out)
     write_manifest(save_folder / TRAIN, utterances)
     write_whole(save_folder / VALID_TRIALS, "".join(lines))
-    _write_files(save_folder / VALID, files.items())
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows((("name", "wav"), *files.items()))
+    write_whole(save_folder / VALID, text.getvalue())
     write_labels(save_folder / LABELS, train)
     return prepared
-
-
-def _write_files(path: Path, files: Iterable[tuple[str, str]]) -> None:
-    """Write the names of trials, and their files."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows((("name", "wav"), *files))
-    write_whole(path, text.getvalue())
 
 
 def read_valid_files(save_folder: str | Path) -> dict[str, str]:
@@ -361,8 +336,7 @@ def read_prepared(save_folder: str | Path) -> Prepared:
                 f"no run has begun, deleting {RECORD} lists the data anew."
             )
         check_sum(Path(save_folder, name))
-    prepared = Prepared(**_record(save_folder)["prepared"])
-    return replace(prepared, lost=tuple(prepared.lost))
+    return _record(save_folder)["prepared"]
 
 
 def _record(save_folder: str | Path) -> dict[str, Any]:
@@ -374,10 +348,8 @@ def _record(save_folder: str | Path) -> dict[str, Any]:
         "Bring back the file as it was; where no run has begun, deleting it lists the "
         "data anew.",
     ):
-        record: dict[str, Any] = read_json(path)
-        if lacking := sorted(_ENTRIES - record.keys()):
-            raise ValueError(f"it lacks {', '.join(lacking)}")
-        return record
+        record = read_json(path)
+        return {**record, "prepared": Prepared(**record["prepared"])}
 
 
 def _changed(

@@ -12,7 +12,6 @@ from collections.abc import (
     Collection,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -196,7 +195,7 @@ class Found(NamedTuple):
     Attributes
     ----------
     rows : dict of str to Row
-        By the names of the list; the file that another list names may be missing.
+        By the names of the list, of missing files too where a name has the speaker.
     missing : dict of str to str
         Which file or utterance is not there, by the names of the list.
     outside : dict of str to str
@@ -250,7 +249,7 @@ def find_rows(sources: Sequence[Source], names: Iterable[str]) -> Found:
     wanted: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         wanted.setdefault(plain_name(name), []).append(name)
-    hits: dict[str, dict[str, Row]] = {name: {} for n in wanted.values() for name in n}
+    hits: dict[str, dict[str, Row]] = {n: {} for same in wanted.values() for n in same}
     for source in sources:
         key, start = source.key, len(source.prefix)
         for row in source.rows():
@@ -262,94 +261,54 @@ def find_rows(sources: Sequence[Source], names: Iterable[str]) -> Found:
                 # A file of the very name comes before those of other endings.
                 if key not in hits[name] or row.name.endswith(name):
                     hits[name][key] = row
-    by_key = {source.key: source for source in sources}
-    found = Found({}, {}, {})
     for name, rows in hits.items():
         if len(rows) > 1:
             raise ValueError(
                 f"{name!r} is in the corpora {', '.join(rows)}. Write {min(rows)}/{name} for "
                 "one of them."
             )
-        if rows:
-            found.rows[name] = next(iter(rows.values()))
-        else:
-            _take_other(by_key, name, found)
-    names = list(found.rows)
-    problems = read_ahead(lambda name: _problem(by_key, found.rows[name]), names)
-    for name, (missing, outside) in zip(names, problems, strict=True):
+    by_key = {source.key: source for source in sources}
+
+    def look_up(name: str) -> tuple[Row | None, str, str]:
+        """Give the row of a name, what of it is missing, and how it leads out."""
+        row = next(iter(hits[name].values()), None)
+        id_or_name = row.id if row else name
+        source = by_key.get("" if "" in by_key else id_or_name.partition("/")[0])
+        if source is None:
+            others = (one._replace(key="") for one in sources if one.whose)
+            named = (other.row_of(name) for other in others)
+            row = next((row for row in named if row.speaker), None)
+            return row, f"{name!r}, which none of {', '.join(by_key)} has", ""
+        if row is None:
+            rest = name.removeprefix(source.prefix)
+            if source.whose is None:
+                return None, f"{rest!r}, which {source.path} does not list", ""
+            row = source.row_of(rest)
+            if source.within and rest.startswith("/"):
+                return row, "", "is absolute"
+            if source.within and posixpath.normpath(rest).startswith("../"):
+                return row, "", "has .."
+        real = os.path.realpath(row.path) if source.within else ""
+        if source.within and not is_below(real, source.within):
+            return row, "", f"leads through a link to {real}"
+        return row, "" if audio_exists(row.path) else row.wav, ""
+
+    found = Found({}, {}, {})
+    for name, looked in zip(hits, read_ahead(look_up, hits), strict=True):
+        row, missing, outside = looked
+        if row:
+            found.rows[name] = row
         if missing:
             found.missing[name] = missing
         if outside:
             found.outside[name] = outside
-            del found.rows[name]
     return found
-
-
-def _take_other(sources: Mapping[str, Source], name: str, found: Found) -> None:
-    """Take a name that no row has: of a file outside the folder, or one that is missing."""
-    source, rest = _split(sources, name)
-    if source is None:
-        found.missing[name] = f"{name!r}, which none of {', '.join(sources)} has"
-        return
-    if source.whose is None:
-        found.missing[name] = f"{rest!r}, which {source.path} does not list"
-        return
-    leads_out = rest.startswith("/") or posixpath.normpath(rest).startswith("../")
-    if leads_out and source.within is not None:
-        found.outside[name] = "is absolute" if rest.startswith("/") else "has .."
-    elif leads_out and audio_exists(source.path / rest):
-        found.rows[name] = source.row_of(rest)
-    else:
-        found.missing[name] = str(source.path / rest)
-
-
-def _problem(sources: Mapping[str, Source], row: Row) -> tuple[str, str]:
-    """Say which file of a list is missing, and how a link leads out of a folder."""
-    source = sources["" if "" in sources else row.id.partition("/")[0]]
-    if source.whose is None:
-        return "" if audio_exists(row.path) else row.wav, ""
-    if source.within is None:
-        return "", ""
-    real = os.path.realpath(row.path)
-    leads_out = (
-        "" if is_below(real, source.within) else f"leads through a link to {real}"
-    )
-    return "", leads_out
-
-
-def _split(sources: Mapping[str, Source], name: str) -> tuple[Source | None, str]:
-    """Give the source whose key a name begins with, and the name in it."""
-    source = sources.get("" if "" in sources else name.partition("/")[0])
-    return source, name.removeprefix(source.prefix if source else "")
 
 
 def is_below(path: str, folder: str | Path) -> bool:
     """Whether a real path is in a folder, behind its links."""
     real = os.path.realpath(folder)
     return path == real or path.startswith(real.rstrip("/") + "/")
-
-
-def speaker_by_name(sources: Sequence[Source], name: str) -> str | None:
-    """Give the speaker in a file's name; no such file need be there.
-
-    Parameters
-    ----------
-    sources : sequence of Source
-        Folders of audio among them are asked.
-    name : str
-        Of a list.
-
-    Returns
-    -------
-    str or None
-        Without a key where the name has none.
-    """
-    folders = {source.key: source for source in sources if source.whose}
-    source, rest = _split(folders, name)
-    if source is not None:
-        return source.row_of(rest).speaker
-    speakers = (one._replace(key="").row_of(name).speaker for one in folders.values())
-    return next(filter(None, speakers), None)
 
 
 def counted(number: int, thing: str) -> str:

@@ -26,7 +26,14 @@ from speechbrain_rev import plots, scoring
 from speechbrain_rev.audio import audio_exists
 from speechbrain_rev.audio.checks import MIX, Channel
 from speechbrain_rev.data import Source, open_sources, read_manifest
-from speechbrain_rev.data.rows import Found, are, counted, find_rows, speaker_of_name
+from speechbrain_rev.data.rows import (
+    Found,
+    Row,
+    are,
+    counted,
+    find_rows,
+    speaker_of_name,
+)
 from speechbrain_rev.files import write_whole
 from speechbrain_rev.inference import (
     Cohort,
@@ -161,27 +168,14 @@ def trial_files(
     found = find_rows(sources, names)
     for path, trials in lists.items():
         found.refuse_outside(path, trials.utterances)
-        _refuse_unnamed_models(path, trials, found)
     if missing := found.lacking(names):
         raise ValueError(
             f"Of the utterances of the trial lists {missing} Give their folder "
             "with --trials_folder; names in trial lists begin with the speaker, as in "
-            "id10270/..."
+            "id10270/... The utterances of a speaker who is enrolled with several stand in "
+            "TRIALS.spk2utt or spk2utt beside the list, in lines 'speaker utterance ...'."
         )
     return {name: Path(found.rows[name].wav) for name in names}
-
-
-def _refuse_unnamed_models(path: Path, trials: scoring.Trials, found: Found) -> None:
-    """Refuse a list of enrolled speakers whose utterances no file names."""
-    missing = {*found.missing} & {*trials.utterances}
-    unnamed = missing & {*trials.enrol}
-    if unnamed and unnamed == missing and not missing & {*trials.test}:
-        raise ValueError(
-            f"{path}: {counted(len(unnamed), 'enrolled name')} without a file in the corpus, "
-            f"such as {min(unnamed)}. If these are speakers with several utterances, put the file "
-            f"that names these beside the list, as {path.name}.spk2utt or spk2utt, with lines "
-            "'speaker utterance ...'; else give the folder of the speech: --trials_folder."
-        )
 
 
 def cohort_files(
@@ -224,25 +218,18 @@ def cohort_files(
         if counts[utterance.spk_id] <= (utterances_per_speaker or math.inf):
             chosen[utterance.ID] = utterance.wav
     if data_folder is None:
-        files = {name: Path(wav) for name, wav in chosen.items()}
-        missing = {
-            name: str(path) for name, path in files.items() if not audio_exists(path)
-        }
+        lost = {name: wav for name, wav in chosen.items() if not audio_exists(wav)}
+        found = Found({name: Row(name, wav) for name, wav in chosen.items()}, lost, {})
     else:
-        found = find_rows(
-            open_sources(data_folder, outside_files=outside_files), chosen
-        )
-        found.refuse_outside(manifest, chosen)
-        missing = found.missing
-        files = {name: Path(row.wav) for name, row in found.rows.items()}
-    if missing:
-        such = next(iter(missing.values()))
+        sources = open_sources(data_folder, outside_files=outside_files)
+        found = find_rows(sources, chosen)
+    found.refuse_outside(manifest, chosen)
+    if missing := found.lacking(chosen):
         raise ValueError(
-            f"Of the training utterances {len(missing)} of {counted(len(chosen), 'file')} "
-            f"{are(len(missing))} missing, such as {such}. Give the folder where they "
-            "are now with --data_folder."
+            f"Of the training utterances {missing} Give the folder where they are now with "
+            "--data_folder."
         )
-    return {name: files[name] for name in chosen}
+    return {name: Path(found.rows[name].wav) for name in chosen}
 
 
 def files_of_run(
@@ -290,9 +277,7 @@ def files_of_run(
     if not trials_folder and data_folder:
         given = [folder] if isinstance(folder, str) else folder
         folder = [moved(one, settings, data_folder) for one in given]
-    option = "data_folder or trials_folder"
-    if trials_folder or data_folder:
-        option = "trials_folder" if trials_folder else "data_folder"
+    option = "trials_folder or data_folder"
     sources = open_sources(folder, option, outside_files=outside_files)
     return (
         trial_files(lists_of(trials, settings, data_folder), sources),

@@ -25,7 +25,7 @@ from speechbrain.dataio.dataset import load_data_csv
 
 from speechbrain_rev.audio import read_audio
 from speechbrain_rev.data import Utterance, read_manifest, repeat_to, write_manifest
-from speechbrain_rev.data.accounting import take_account
+from speechbrain_rev.data.checking import take_account
 from speechbrain_rev.data.listing import DataSettings, list_speech
 from speechbrain_rev.data.packing import Packing
 from speechbrain_rev.sizes import MB

@@ -210,7 +210,8 @@ def test_what_is_resampled_and_mixed_is_counted(prepared, corpus, tmp_path, whol
     with pytest.raises(ValueError, match=r"16 no such channel .*--channel=mix"):
         prepared(data, **given, resample=True, channel=1)
     summary = prepared(data, **given, resample=True, channel="mix")
-    assert summary.treated == {"resampled": 4, "channels mixed": 8}
+    words = "shorter than a segment, repeated"
+    assert summary.treated == {"resampled": 4, "channels mixed": 8, words: 24}
     assert (
         "Of those used: 8 channels mixed, 4 resampled, 24 short" in summary.in_words()
     )

@@ -173,7 +173,7 @@ class TestTrainingList:
             ("id1 my/a b.wav\n", r"line 1: .* 3 fields .*with a tab between"),
             (
                 "id1 id1/a.wav\nid2 id1/b.wav\nid2 id1//a.wav\n",
-                r"lines 1 and 3: 'id1/a\.wav' is of the speakers 'id1' and 'id2'",
+                r"line 3: 'id1/a\.wav' is of the speakers 'id1' and 'id2'",
             ),
             ("id0 id00000/s00/no.wav\n", r"no\.wav cannot be read.*no such file"),
         ],
@@ -273,8 +273,9 @@ class TestFolders:
         shutil.copytree(corpus / "wav/id00001", tmp_path / "data/test/wav/id9")
         summary = prepared(tmp_path / "data")
         assert (summary.seen(), summary.utterances) == (28, 24)
-        assert "4 files of audio are passed over" in caplog.text
-        assert "test/wav/id9/s00/00000.wav" in caplog.text
+        assert f"{tmp_path}/data/test/wav/id9/s00/00000.wav" in left_out(
+            tmp_path / "save"
+        )
         assert "Left out: 4 beside the speakers' folders." in summary.in_words()
 
     def test_links_that_join_folders_of_the_data_folder_are_no_other_audio(
@@ -309,9 +310,8 @@ class TestFolders:
                 {"data_folder": "nowhere"},
                 r"nowhere does not exist\. Give the folder of VoxC",
             ),
-            ({"train_list": "none.txt"}, r"list none\.txt does not exist"),
-            ({"valid_speakers": 5}, "valid_speakers is 5, of 6 speakers"),
-            ({"valid_speakers": 1}, "2 to 4"),
+            ({"valid_speakers": 5}, "valid_speakers is 5, and .* has 6 speakers"),
+            ({"valid_speakers": 1}, "validation takes 2 or more"),
             ({"sample_rate": 8000}, r"has 16000 samples per second.*--resample=true"),
         ],
     )
@@ -337,12 +337,6 @@ class TestFolders:
         write_corpus(tmp_path / "data/wav", speakers=2, seconds=0.1)
         (tmp_path / "data/wav/id9").symlink_to(tmp_path / "unmounted")
         with pytest.raises(FileNotFoundError, match=r"id9 leads to .*unmounted, which"):
-            prepared(tmp_path / "data")
-
-    def test_a_folder_of_corpora_is_refused(self, prepared, corpus, tmp_path):
-        for name in ("vox1/wav", "vox2/dev/aac"):
-            shutil.copytree(corpus / "wav", tmp_path / "data" / name)
-        with pytest.raises(ValueError, match=r"such as vox1/wav, vox2/dev/aac: each w"):
             prepared(tmp_path / "data")
 
     @pytest.mark.parametrize("depth", ["", "/wav"])
@@ -416,7 +410,9 @@ class TestFolders:
         for speaker, name in zip(SPEAKERS, ("Ann", "ann"), strict=False):
             shutil.copytree(corpus / "wav" / speaker, tmp_path / "data" / name)
         assert prepared(tmp_path / "data").speakers == 2
-        words = "1 pair of speakers differ in case alone, and are two speakers each: 'Ann' an"
+        words = (
+            "1 name of speakers differ in case alone, and are speakers each: 'Ann' and"
+        )
         assert words in caplog.text
 
     def test_a_folder_that_cannot_be_listed_is_an_error(self, prepared, monkeypatch):
@@ -502,7 +498,7 @@ class TestAnotherFormat:
     def test_the_last_layout_takes_any_folder(self):
         last = LAYOUTS[-1]
         assert (last.place, last.speakers) == (".", "")
-        assert last.recognise(Path(), "a.wav")
+        assert re.match(last.first, "a.wav")
 
 
 class TestKaldisTrials:
@@ -533,11 +529,8 @@ class TestKaldisTrials:
     @pytest.mark.parametrize(
         ("where", "named"),
         [
-            ("trials", r"trials: 1 utterance .* such as 'u9', which .*kaldi does not"),
-            (
-                "spk2utt",
-                r"spk2utt: 1 utterance .* such as 'u9', which .*kaldi does not",
-            ),
+            ("trials", r"1 utterance .* such as 'u9', which .*kaldi does not"),
+            ("spk2utt", r"1 utterance .* such as 'u9', which .*kaldi does not"),
         ],
     )
     def test_an_utterance_that_is_not_in_the_list_is_named(
@@ -558,13 +551,12 @@ class TestKaldisTrials:
         ):
             prepared(self.data, trial_lists=(str(trials),))
 
-    def test_a_missing_file_of_a_model_is_named_with_its_list(
-        self, trials, prepared, caplog
-    ):
+    def test_a_missing_file_of_a_model_is_named(self, trials, prepared, caplog):
         scp = self.data / "wav.scp"
         scp.write_text(scp.read_text().replace("id00001/s00/00001", "nowhere"))
         prepared(self.data, trial_lists=(str(trials),))
-        assert f"nowhere.wav. {self.spk2utt} names it." in caplog.text
+        assert "1 of 4 files is missing, such as" in caplog.text
+        assert "nowhere.wav. Training does" in caplog.text
 
     def test_another_spk2utt_file_is_another_setting(self, trials):
         settings = DataSettings(str(self.data), trial_lists=(str(trials),))

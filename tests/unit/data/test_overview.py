@@ -31,8 +31,8 @@ def test_it_shows_what_a_preparation_lists_and_writes_nothing(
     assert [row["samples"] for row in plain["rows"]] == [r.samples for r in rows[:3]]
     assert plain["left_out"] == Counter(left_out(tmp_path / "save").values())
     assert bool(plain["left_out"]) == (short == "drop")
-    assert plain["short"]["utterances"] == summary.short
-    assert bool(summary.short) == (short != "drop")
+    assert plain["treated"] == summary.treated
+    assert bool(summary.treated) == (short != "drop")
     bars = plain["utterance_seconds"]["histogram"]
     assert sum(bar["utterances"] for bar in bars) == len(rows)
     assert plain["headers"] == [{"sample_rate": 16000, "channels": 1, "files": 24}]
@@ -53,7 +53,7 @@ def test_what_a_training_would_refuse_is_refused_with_all_figures(tmp_path):
         path.parent.mkdir(parents=True)
         soundfile.write(path, [0.0, 0.5], rate)
     overview = look_at(DataSettings(str(tmp_path / "data")))
-    assert overview.refused.startswith("1 of 2 files cannot be used, and train.py")
+    assert overview.refused.startswith("1 of 2 files cannot be used: 1 other")
     assert (
         "1 file of 8000 Hz, 1 channel; 1 file of 16000 Hz, 1 channel\n"
         in overview.text()

@@ -300,7 +300,7 @@ def test_a_list_that_is_missing_and_a_record_that_is_damaged_are_named(
     (tmp_path / "save/SHA256SUMS").unlink()
     for content, reason in (
         ("{", "Expecting"),
-        ("{}", "it lacks checks, digest, folder"),
+        ("{}", "'prepared' is missing"),
     ):
         (tmp_path / "save/prepared.json").write_text(content)
         with pytest.raises(ValueError, match=rf"prepared\.json is damaged \({reason}"):
@@ -342,7 +342,7 @@ def test_what_is_checked_may_change_until_there_are_checkpoints(
     assert heard == [{}, {"silent": 1}, {}]
     write_checkpoint(tmp_path / "save")
     assert prepared(**settings, check_audio=True).left_out == {}
-    assert "check_audio has no effect: the lists of " in caplog.text
+    assert "check_audio: no effect. The lists of " in caplog.text
     assert "To check files anew, give a new output_folder." in caplog.text
 
 

@@ -111,7 +111,7 @@ def test_speakers_that_are_enrolled_need_the_file_of_their_utterances(
     names = sorted(path.relative_to(data / "wav") for path in data.rglob("*.wav"))
     trials = tmp_path / "trials"
     trials.write_text(f"ann {names[0]} target\nbob {names[0]} nontarget\n")
-    words = r"2 enrolled names without a file .*ann\..*as trials\.spk2utt or spk2utt"
+    words = r"2 of 3 files are missing, .*ann\..*TRIALS\.spk2utt or spk2utt beside"
     with pytest.raises(ValueError, match=words):
         files_of_run(run, trials=[str(trials)])
 
@@ -125,7 +125,7 @@ def test_data_that_moved_are_read_in_their_folder(run, data, tmp_path):
     replace(run / RECORD, (str(data), "/gone"), (f"{run}/o", "/gone/lists/o"))
     replace(run / "save/train.csv", (str(data), "/gone"))
     place = {"trials_folder": str(here)}
-    lost = r"/gone does not exist.* as data_folder or trials_folder\."
+    lost = r"/gone does not exist.* as trials_folder or data_folder\."
     for given, error, words in (
         ({}, ValueError, lost),
         (place, FileNotFoundError, r"/gone/lists/one\.txt"),
