@@ -191,11 +191,7 @@ class PackedAudio:
             Relative to the folder that was packed; "" for that itself.
         """
         prefix = f"{folder}/" if folder else ""
-        for place in range(self.names.first_from(prefix), len(self.names)):
-            name = self.names[place]
-            if not name.startswith(prefix):
-                return
-            yield name
+        return (name for name in self.names if name.startswith(prefix))
 
     def _read_index(self, *names: str) -> list[NDArray[Any]]:
         """Read arrays, of which the file has checksums."""

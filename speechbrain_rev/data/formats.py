@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 from speechbrain_rev.audio.reading import AudioInfo, audio_info
-from speechbrain_rev.audio.shards import SUFFIX, Member, indexed
+from speechbrain_rev.audio.shards import SUFFIX, Member, open_tar
 from speechbrain_rev.files import parse_json, refusing
 from speechbrain_rev.lists import each_line, read_lines
 
@@ -431,7 +431,7 @@ def _in_shard(tar: Path, place: str) -> Iterator[Row]:
     speakers: dict[str, str] = {}
     with open(tar, "rb") as file:
         try:
-            found = indexed(tar)
+            found = open_tar(tar).index()
             if tar.suffix.lower() != SUFFIX:
                 raise ValueError(
                     f"{tar} does not end in {SUFFIX}, by which a tar is known. Rename it, "
