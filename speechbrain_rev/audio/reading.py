@@ -30,13 +30,11 @@ from .m4a import SUFFIX as M4A
 from .m4a import M4aFile
 from .packed import PackedAudio, find_packed
 from .resampling import rate_ratio, resampled_length, resampled_range
-from .segments import Segment, bytes_of, file_of, find_segment
+from .segments import Segment, file_of, find_segment
 from .shards import FilePart, find_tar, stamp_of
 
 logger = logging.getLogger(__name__)
 
-# A FLAC frame of silence has up to 65,535 samples in 10 bytes or more.
-_SAMPLES_PER_BYTE = 8192
 # The frames of libsndfile for FLAC without a length.
 _UNKNOWN = 2**63 - 1
 # Samples that are read at a time to the end of a file, whose header may lie about it.
@@ -120,13 +118,7 @@ class _OfSoundfile:
         self._place = 0
 
     def length(self, *, estimate: bool) -> int:
-        samples, file_bytes = int(self.audio.frames), bytes_of(self.path) or 0
-        if samples > _SAMPLES_PER_BYTE * file_bytes:
-            raise ValueError(
-                f"{self.path} cannot be read as audio: its header says {samples} samples, "
-                f"more than {file_bytes} bytes can hold. Copy or convert it again."
-            )
-        return samples
+        return int(self.audio.frames)
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
         if start != self._place:

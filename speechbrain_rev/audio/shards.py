@@ -292,10 +292,6 @@ class FilePart(io.RawIOBase):
         offset += (0, self.tell(), self._size)[whence]
         return self._file.seek(self._begin + offset) - self._begin
 
-    def fileno(self) -> int:
-        """Give the descriptor of the whole."""
-        return self._file.fileno()
-
     def close(self) -> None:
         """Close the whole."""
         self._file.close()

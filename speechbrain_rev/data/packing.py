@@ -150,20 +150,16 @@ class Packing:
         Parameters
         ----------
         name : str
-            Relative to the source.
+            Relative to the source; none that is there already.
         wav : torch.Tensor, [samples]
             Samples come back to the bit: as 16-bit integers, or as floats where those do
             not hold them.
 
         Raises
         ------
-        ValueError
-            If the name is there already.
         OSError
             If the disk takes no more.
         """
-        if name in self._rows:
-            raise ValueError(f"{name} is in {self.folder} already.")
         values = _stored(wav.numpy())
         header = wav_header(len(values), self._sample_rate, values.dtype)
         member = tarfile.TarInfo(name)
