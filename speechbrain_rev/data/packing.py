@@ -118,7 +118,11 @@ class Packing:
             lock_file = self.folder / LOCK
             files.enter_context(locked(lock_file, str(self.folder), "packing"))
             # Here: one that was killed at its end left a lock, which goes with this one.
-            self._refuse_packed()
+            if (self.folder / INDEX).exists() and not (self.folder / JOURNAL).exists():
+                raise ValueError(
+                    f"{self.folder} is packed already. Delete it to pack anew, or give "
+                    "another."
+                )
             self._journal = files.enter_context((self.folder / JOURNAL).open("a+b"))
             self._tar = files.enter_context((self.folder / TAR).open("ab"))
             self._resume()
@@ -200,13 +204,6 @@ class Packing:
             self._journal.close()
             (self.folder / JOURNAL).unlink()
         forget(self.folder)
-
-    def _refuse_packed(self) -> None:
-        if (self.folder / INDEX).exists() and not (self.folder / JOURNAL).exists():
-            raise ValueError(
-                f"{self.folder} is packed already. Delete it to pack anew, or give "
-                "another."
-            )
 
     def _keep(self) -> None:
         """Write samples to the disk, and then their rows to the journal."""
