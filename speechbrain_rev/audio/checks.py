@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from pathlib import Path
-from typing import SupportsIndex, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -58,12 +58,10 @@ def as_channel(channel: object) -> Channel:
         return None
     if isinstance(channel, str) and channel == MIX:
         return channel
-    if isinstance(channel, SupportsIndex) and not isinstance(channel, bool):
-        # An array has the method, but no index.
-        with contextlib.suppress(TypeError):
-            number = operator.index(channel)
-            if number >= 0:
-                return number
+    with contextlib.suppress(TypeError):
+        number = operator.index(channel)  # type: ignore[arg-type]
+        if number >= 0 and not isinstance(channel, bool):
+            return number
     raise ValueError(
         f'channel takes a number from 0 on, "{MIX}" or None, but is {channel!r}.'
     )

@@ -7,7 +7,6 @@ decoder of PyAV does the first; the second follows from the durations in the fil
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -15,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 SUFFIX = ".m4a"
+# The duration may be rounded to a movie's units, often 1 ms; a packet has 20 ms or more.
+_ROUNDED_SECONDS = 0.01
 _CONVERT = "ffmpeg -i IN.m4a -ar 16000 -ac 1 OUT.flac"
 
 
@@ -31,14 +32,14 @@ class M4aFile:
     ImportError
         If PyAV is not installed.
     ValueError
-        If the file is cut short, damaged, no MP4 or has no audio.
+        If the file is damaged, no MP4 or has no audio. Of a cut behind the table of samples
+        ``blocks`` raises.
     """
 
     lossy = True
 
     def __init__(self, file: BinaryIO) -> None:
         self._av, self._path = _pyav(file.name), file.name
-        _refuse_cut(file)
         try:
             self._container = self._av.open(
                 file, format="mp4", metadata_errors="ignore"
@@ -78,7 +79,7 @@ class M4aFile:
         Raises
         ------
         ValueError
-            If it is damaged, or rate or channels change.
+            If it is cut short or damaged, or rate or channels change.
         """
         stream = self._stream
         to_float = self._av.AudioResampler(format="fltp")
@@ -100,20 +101,22 @@ class M4aFile:
                             given += len(last)
                             yield last
                         last = part.to_ndarray().T
+            # Files in fragments have no table of samples, and ffmpeg leaves their end as it is.
+            if stream.frames and stream.duration:
+                if (stream.duration - end) * stream.time_base > _ROUNDED_SECONDS:
+                    raise ValueError("packets of its end are missing")
+                seconds = min(stream.duration, end) * stream.time_base
+                rest = max(0, round(seconds * self.samplerate) - given)
+                last = None if last is None else last[:rest]
         except (OSError, ValueError, EOFError) as error:
             raise self._damaged(error) from error
-        if last is None:
-            return
-        # Files in fragments have no table of samples, and ffmpeg leaves their end as it is.
-        if stream.frames and stream.duration:
-            seconds = min(stream.duration, end) * stream.time_base
-            last = last[: max(0, round(seconds * self.samplerate) - given)]
-        yield last
+        if last is not None:
+            yield last
 
     def _damaged(self, error: Exception) -> ValueError:
         return ValueError(
-            f"{self._path} cannot be read as audio: it is no m4a, or damaged ({error}). Copy "
-            "it again."
+            f"{self._path} cannot be read as audio: it is cut short, damaged or no m4a "
+            f"({error}). Copy it again."
         )
 
 
@@ -125,25 +128,3 @@ def _pyav(path: str) -> Any:
             f"{path} is m4a, which PyAV reads, and PyAV cannot be imported here ({error}): pip "
             f"install 'speechbrain_rev[m4a]', or convert each file: {_CONVERT}."
         ) from error
-
-
-def _refuse_cut(file: BinaryIO) -> None:
-    """Go from box to box of an MP4, and refuse it if one ends behind the file."""
-    whole, place = file.seek(0, os.SEEK_END), 0
-    while place < whole:
-        file.seek(place)
-        head = file.read(16)
-        size, least = int.from_bytes(head[:4], "big"), 8
-        if size == 1:
-            size, least = int.from_bytes(head[8:], "big"), 16
-        if size == 0:
-            break  # to the end
-        if place + size > whole and head[4:8].isalnum():
-            raise ValueError(
-                f"{file.name} cannot be read as audio: it is cut short, "
-                f"{place + size - whole} bytes are missing. Copy it again."
-            )
-        if size < least:
-            break  # no MP4
-        place += size
-    file.seek(0)

@@ -26,6 +26,7 @@ SUFFIX = ".packed"
 TAR, INDEX, JOURNAL = "audio.tar", "index.npz", "unfinished.jsonl"
 #: Samples are stored as integers where those hold them exactly, with the largest float as 2**15.
 INTEGERS, FLOATS, FULL_SCALE = np.dtype("<i2"), np.dtype("<f4"), 2.0**15
+_LARGEST = 2**32 - 1
 _DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError),
     *(ValueError, LookupError, RuntimeError),
@@ -33,7 +34,7 @@ _DAMAGE = (
 
 
 def wav_header(samples: int, sample_rate: int, kind: np.dtype[Any]) -> bytes:
-    """Make the header of a WAV file of one channel.
+    """Make the header of a WAV file of one channel, of RF64 where it has 4 GiB.
 
     Parameters
     ----------
@@ -58,9 +59,15 @@ def wav_header(samples: int, sample_rate: int, kind: np.dtype[Any]) -> bytes:
     head = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 3 if width == 4 else 1, 1, *rates)
     if width == 4:
         # The standard wants the number of samples of all but integers.
-        head += b"fact" + struct.pack("<II", 4, samples)
-    head += b"data" + struct.pack("<I", size)
-    return b"RIFF" + struct.pack("<I", len(head) + size) + head
+        head += b"fact" + struct.pack("<II", 4, min(samples, _LARGEST))
+    if size < _LARGEST - len(head):
+        whole = struct.pack("<I", len(head) + 8 + size)
+        return b"RIFF" + whole + head + b"data" + struct.pack("<I", size)
+    # RF64: the sizes that 32 bits do not hold are in a chunk of their own.
+    sizes = struct.pack("<IQQQI", 28, len(head) + 44 + size, size, samples, 0)
+    unknown = struct.pack("<I", _LARGEST)
+    head = head.replace(b"WAVE", b"WAVEds64" + sizes, 1)
+    return b"RF64" + unknown + head + b"data" + unknown
 
 
 class PackedAudio:
@@ -191,11 +198,7 @@ class PackedAudio:
             Relative to the folder that was packed; "" for that itself.
         """
         prefix = f"{folder}/" if folder else ""
-        for place in range(self.names.first_from(prefix), len(self.names)):
-            name = self.names[place]
-            if not name.startswith(prefix):
-                return
-            yield name
+        return (name for name in self.names if name.startswith(prefix))
 
     def _read_index(self, *names: str) -> list[NDArray[Any]]:
         """Read arrays, of which the file has checksums."""

@@ -30,13 +30,11 @@ from .m4a import SUFFIX as M4A
 from .m4a import M4aFile
 from .packed import PackedAudio, find_packed
 from .resampling import rate_ratio, resampled_length, resampled_range
-from .segments import Segment, bytes_of, file_of, find_segment
-from .shards import FilePart, find_member, stamp_of
+from .segments import Segment, file_of, find_segment
+from .shards import FilePart, find_tar, stamp_of
 
 logger = logging.getLogger(__name__)
 
-# A FLAC frame of silence has up to 65,535 samples in 10 bytes or more.
-_SAMPLES_PER_BYTE = 8192
 # The frames of libsndfile for FLAC without a length.
 _UNKNOWN = 2**63 - 1
 # Samples that are read at a time to the end of a file, whose header may lie about it.
@@ -120,13 +118,7 @@ class _OfSoundfile:
         self._place = 0
 
     def length(self, *, estimate: bool) -> int:
-        samples, file_bytes = int(self.audio.frames), bytes_of(self.path) or 0
-        if samples > _SAMPLES_PER_BYTE * file_bytes:
-            raise ValueError(
-                f"{self.path} cannot be read as audio: its header says {samples} samples, "
-                f"more than {file_bytes} bytes can hold. Copy or convert it again."
-            )
-        return samples
+        return int(self.audio.frames)
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
         if start != self._place:
@@ -163,13 +155,15 @@ def _blocks_of(
 def _decoded_length(path: str, changed: tuple[int, int]) -> int:
     """Count samples; of a file that is looked at, and then read, once."""
     del changed
-    count = 0
     with _opened(path) as audio:
-        while read := len(audio.read(count, _DECODED)):
-            count += read
-            if read < _DECODED:
-                break
-    return count
+        return sum(map(len, _blocks(audio, _DECODED)))
+
+
+def _blocks(audio: _Opened, size: int) -> Iterator[NDArray[np.float32]]:
+    place = 0
+    while len(values := audio.read(place, size)):
+        place += len(values)
+        yield values
 
 
 class _Forward:
@@ -400,13 +394,11 @@ def read_blocks(
     [(2, 8000), (2, 4000)]
     """
     with _opened(path) as audio:
-        count = 0
-        while len(values := audio.read(count, block_samples)):
-            count += len(values)
+        is_empty = True
+        for values in _blocks(audio, block_samples):
+            is_empty = False
             yield torch.from_numpy(values).T
-            if len(values) < block_samples:
-                break
-        if not count:
+        if is_empty:
             raise ValueError(f"{path} holds no samples. Leave it out.")
 
 
@@ -428,12 +420,11 @@ def open_bytes(path: str | Path) -> BinaryIO:
     OSError
         If it cannot be opened.
     """
-    if inside := find_member(path):
-        tar, member = inside
-        if member is None:
-            raise FileNotFoundError(f"{tar} has no member of this name")
-        name, begin, size = f"{tar}/{member.name}", member.begin, member.size
-        return cast(BinaryIO, FilePart(open(tar, "rb"), begin, size, name=name))
+    if inside := find_tar(path):
+        tar, name = inside
+        if (part := tar.member(name)) is None:
+            raise FileNotFoundError(f"{tar.tar} has no member of this name")
+        return cast(BinaryIO, FilePart(open(tar.tar, "rb"), *part, name=str(path)))
     return open(path, "rb")
 
 

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from .shards import find_member, find_tar
+from .shards import find_tar
 
 _SEGMENT = re.compile(r"(.+)[/\\](\d+)\+(\d*)(?:@(\d+))?\.\w+")
 
@@ -80,8 +80,8 @@ def find_segment(path: str | Path) -> Segment | None:
 
 def _is_in(path: str | Path) -> bool:
     """Return whether a packed folder or a tar has this very file."""
-    member = find_member(path)
-    return member is not None and member[1] is not None
+    inside = find_tar(path)
+    return inside is not None and inside[0].member(inside[1]) is not None
 
 
 def file_of(path: str | Path) -> Path:
@@ -104,7 +104,7 @@ def file_of(path: str | Path) -> Path:
     if segment := find_segment(path):
         return file_of(segment.recording)
     inside = find_tar(path)
-    return Path(path if inside is None else inside[0])
+    return Path(path if inside is None else inside[0].tar)
 
 
 def audio_exists(path: str | Path) -> bool:
@@ -127,6 +127,8 @@ def bytes_of(path: str | Path) -> int | None:
     """Give the bytes of a file wherever it is, of a segment its recording's; None if none."""
     if segment := find_segment(path):
         return bytes_of(segment.recording)
-    if in_tar := find_member(path):
-        return None if in_tar[1] is None else in_tar[1].size
+    if inside := find_tar(path):
+        tar, name = inside
+        part = tar.member(name)
+        return None if part is None else part[1]
     return os.stat(path).st_size if os.path.isfile(path) else None

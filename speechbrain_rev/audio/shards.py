@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .packed import find_packed
+from .packed import PackedAudio, find_packed
 from .texts import Lookup
 
 SUFFIX = ".tar"
@@ -144,25 +143,57 @@ def _cut_short(path: str | Path, why: str) -> ValueError:
     return ValueError(f"{path} is cut short: {why}. Copy or pack it again.")
 
 
-class _Index(NamedTuple):
-    """Where the members of a tar begin: 28 bytes for each."""
+class Tar:
+    """A tar, and where its members begin: 28 bytes of memory for each.
 
-    stamp: tuple[int, int]
-    lookup: Lookup
-    places: NDArray[np.int64]
+    Parameters
+    ----------
+    tar : str
+        Its path.
+    """
 
-    def find(self, name: str) -> Member | None:
-        """Give a member; None if there is none of this name."""
-        row = self.lookup.find(name)
-        return None if row is None else Member(name, *self.places[row].tolist())
+    def __init__(self, tar: str) -> None:
+        self.tar = tar
+        self._stamp: tuple[int, int] | None = None
+
+    def index(self) -> list[Member]:
+        """Go through its headers as ``members``, and keep where members begin."""
+        stamp, found = stamp_of(self.tar), list(members(self.tar))
+        # The last of two with one name counts, as it does for tar.
+        self._lookup = Lookup.of(member.name for member in found)
+        self._places = np.array([member[1:] for member in found], np.int64)
+        self._stamp = stamp
+        return found
+
+    def member(self, name: str) -> tuple[int, int] | None:
+        """Give where a file begins, and its bytes; None if there is none of this name.
+
+        Raises
+        ------
+        ValueError, OSError
+            As ``members``.
+        """
+        if self._stamp != stamp_of(self.tar):
+            self.index()
+        row = self._lookup.find(name)
+        return None if row is None else tuple(self._places[row].tolist())
 
 
 _IN_TAR = re.compile(rf"{re.escape(SUFFIX)}(?=/)", re.IGNORECASE)
-#: Indices of tars that this process has read, by path.
-_INDICES: dict[str, _Index] = {}
 
 
-def find_tar(path: str | os.PathLike[str]) -> tuple[str, str] | None:
+#: Tars that this process has read, by path.
+_TARS: dict[str, Tar] = {}
+
+
+def open_tar(path: str | Path) -> Tar:
+    """Give the tar of a path, the same in a process."""
+    # A process may go to another folder.
+    path = os.path.abspath(path)
+    return _TARS.setdefault(path, Tar(path))
+
+
+def find_tar(path: str | os.PathLike[str]) -> tuple[Tar | PackedAudio, str] | None:
     """Find the tar that a path leads into.
 
     Parameters
@@ -172,8 +203,10 @@ def find_tar(path: str | os.PathLike[str]) -> tuple[str, str] | None:
 
     Returns
     -------
-    tar, name : str
-        The tar, and what the path names in it.
+    tar : Tar or PackedAudio
+        What knows where its members begin.
+    name : str
+        What the path names in it.
     None
         If it leads into none: a folder may have such a name.
 
@@ -185,73 +218,13 @@ def find_tar(path: str | os.PathLike[str]) -> tuple[str, str] | None:
     ('id1/a.wav', None)
     """
     if inside := find_packed(path):
-        packed, name = inside
-        return packed.tar, name
+        return inside
     text = os.fspath(path)
     for found in _IN_TAR.finditer(text):
-        if os.path.isfile(text[: found.end()]):
-            return text[: found.end()], posixpath.normpath(text[found.end() + 1 :])
+        if os.path.isfile(tar := text[: found.end()]):
+            name = posixpath.normpath(text[found.end() + 1 :])
+            return open_tar(tar), name
     return None
-
-
-def find_member(path: str | os.PathLike[str]) -> tuple[str, Member | None] | None:
-    """Find the member of a tar that a path stands for.
-
-    Parameters
-    ----------
-    path : str or path-like
-
-    Returns
-    -------
-    tar : str
-        The tar.
-    member : Member or None
-        None if the tar has none of this name.
-    None
-        If the path leads into no tar.
-
-    Raises
-    ------
-    ValueError, OSError
-        As ``members``.
-    """
-    if packed_file := find_packed(path):
-        packed, name = packed_file
-        at = packed.member(name)
-        return packed.tar, None if at is None else Member(name, *at)
-    inside = find_tar(path)
-    if inside is None:
-        return None
-    tar, name = inside
-    index = _INDICES.get(os.path.abspath(tar))
-    if index is None or index.stamp != stamp_of(tar):
-        indexed(tar)
-        index = _INDICES[os.path.abspath(tar)]
-    return tar, index.find(name)
-
-
-def indexed(path: str | Path) -> list[Member]:
-    """Go through a tar as ``members``, and keep where they begin for ``find_member``.
-
-    Parameters
-    ----------
-    path : str or Path
-
-    Returns
-    -------
-    list of Member
-
-    Raises
-    ------
-    ValueError, OSError
-        As ``members``.
-    """
-    stamp, found = stamp_of(path), list(members(path))
-    # The last of two with one name counts, as it does for tar.
-    lookup = Lookup.of(member.name for member in found)
-    places = np.array([member[1:] for member in found], np.int64).reshape(-1, 2)
-    _INDICES[os.path.abspath(path)] = _Index(stamp, lookup, places)
-    return found
 
 
 def stamp_of(path: str | Path) -> tuple[int, int]:
@@ -318,10 +291,6 @@ class FilePart(io.RawIOBase):
         """Go to a place in the part."""
         offset += (0, self.tell(), self._size)[whence]
         return self._file.seek(self._begin + offset) - self._begin
-
-    def fileno(self) -> int:
-        """Give the descriptor of the whole."""
-        return self._file.fileno()
 
     def close(self) -> None:
         """Close the whole."""

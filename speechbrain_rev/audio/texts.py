@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Generic, TypeVar, overload
@@ -87,8 +86,8 @@ class Texts(Rows[str]):
     Example
     -------
     >>> texts = Texts.of(["id1/a", "id1/b"])
-    >>> texts[1], texts.first_from("id1/aa"), texts.data.array.shape
-    ('id1/b', 1, (10,))
+    >>> texts[1], texts.data.array.shape
+    ('id1/b', (10,))
     """
 
     def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
@@ -106,26 +105,9 @@ class Texts(Rows[str]):
         return len(self.ends.array)
 
     def _row(self, place: int) -> str:
-        return self._encoded(place).decode(*_ENCODING)
-
-    def first_from(self, text: str) -> int:
-        """Find the first text that is this one or behind it, of texts sorted as bytes.
-
-        Parameters
-        ----------
-        text : str
-
-        Returns
-        -------
-        int
-            Its place; the number of texts where none is behind.
-        """
-        return bisect_left(range(len(self)), encoded(text), key=self._encoded)
-
-    def _encoded(self, place: int) -> bytes:
         ends = self.ends.array
         begin = ends[place - 1] if place else 0
-        return self.data.array[begin : ends[place]].tobytes()
+        return self.data.array[begin : ends[place]].tobytes().decode(*_ENCODING)
 
 
 class GrowingTexts:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from speechbrain_rev.audio.reading import AudioInfo, audio_info
-from speechbrain_rev.audio.shards import SUFFIX, indexed
+from speechbrain_rev.audio.shards import SUFFIX, open_tar
 from speechbrain_rev.files import parse_json, refusing
 from speechbrain_rev.lists import each_line
 
@@ -368,7 +368,7 @@ def _in_shard(folder: Path, line: str) -> list[Row]:
     audio: list[tuple[str, str]] = []
     speakers: dict[str, str] = {}
     with open(tar, "rb") as file:
-        for member in indexed(tar):
+        for member in open_tar(tar).index():
             key, dot, ending = member.name.rpartition(".")
             if f"{dot}{ending.lower()}" in ALL_SUFFIXES:
                 audio.append((key, f"{tar}/{member.name}"))

@@ -118,7 +118,11 @@ class Packing:
             lock_file = self.folder / LOCK
             files.enter_context(locked(lock_file, str(self.folder), "packing"))
             # Here: one that was killed at its end left a lock, which goes with this one.
-            self._refuse_packed()
+            if (self.folder / INDEX).exists() and not (self.folder / JOURNAL).exists():
+                raise ValueError(
+                    f"{self.folder} is packed already. Delete it to pack anew, or give "
+                    "another."
+                )
             self._journal = files.enter_context((self.folder / JOURNAL).open("a+b"))
             self._tar = files.enter_context((self.folder / TAR).open("ab"))
             self._resume()
@@ -150,20 +154,16 @@ class Packing:
         Parameters
         ----------
         name : str
-            Relative to the source.
+            Relative to the source; none that is there already.
         wav : torch.Tensor, [samples]
             Samples come back to the bit: as 16-bit integers, or as floats where those do
             not hold them.
 
         Raises
         ------
-        ValueError
-            If the name is there already.
         OSError
             If the disk takes no more.
         """
-        if name in self._rows:
-            raise ValueError(f"{name} is in {self.folder} already.")
         values = _stored(wav.numpy())
         header = wav_header(len(values), self._sample_rate, values.dtype)
         member = tarfile.TarInfo(name)
@@ -204,13 +204,6 @@ class Packing:
             self._journal.close()
             (self.folder / JOURNAL).unlink()
         forget(self.folder)
-
-    def _refuse_packed(self) -> None:
-        if (self.folder / INDEX).exists() and not (self.folder / JOURNAL).exists():
-            raise ValueError(
-                f"{self.folder} is packed already. Delete it to pack anew, or give "
-                "another."
-            )
 
     def _keep(self) -> None:
         """Write samples to the disk, and then their rows to the journal."""

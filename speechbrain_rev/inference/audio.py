@@ -32,6 +32,7 @@ from speechbrain_rev.audio.resampling import rate_ratio, resample
 #: decode, {"array": samples, "sampling_rate": hertz}.
 Audio: TypeAlias = "str | PathLike[str] | Tensor | NDArray[Any] | Mapping[str, Any]"
 _ARRAY, _RATE = "array", "sampling_rate"
+_BYTES = bytes, bytearray, memoryview
 
 # Numbers of all channels that are read of a file, or prepared of an array, at a time.
 _BLOCK_NUMBERS = 2**20
@@ -161,43 +162,49 @@ class Recording:
             As ``checked_info``; if it is NaN, infinite, silent or absurdly loud.
         """
         info = self.checked_info(channel)
-        waveform = torch.cat(list(self.blocks(channel, info.channels)))
-        # A header may say another length.
-        check_seconds(len(waveform), info.sample_rate, self.what)
-        waveform = check_samples(waveform, info.sample_rate, self.what)
+        waveform = torch.cat(list(self.blocks(info, channel)))
         if is_silent(waveform):
             raise ValueError(silence(self.what))
         ratio = rate_ratio(info.sample_rate, target_rate)
         return resample(waveform, ratio), info.channels
 
-    def blocks(self, channel: Channel, count: int) -> Iterator[Tensor]:
+    def blocks(
+        self, info: AudioInfo, channel: Channel, *, most: float = MAXIMUM_SECONDS
+    ) -> Iterator[Tensor]:
         """Read it a block [samples] at a time, at its own rate, as one channel.
 
         Parameters
         ----------
+        info : AudioInfo
+            As ``checked_info`` gives it.
         channel : int, "mix" or None
-            As of ``check_channel``, which has let it pass.
-        count : int
-            How many channels there are.
+            As of ``checked_info``.
+        most : float
+            Seconds that the recording may have.
 
         Yields
         ------
         torch.Tensor, [samples]
-            A million numbers at a time at most, of all channels together.
+            In float32; a million numbers at a time at most, of all channels together.
 
         Raises
         ------
         ValueError
-            If it cannot be read.
+            If it cannot be read, is NaN, infinite, absurdly loud, too short or too long.
         """
         parts: Iterable[Tensor]
-        samples = max(1, _BLOCK_NUMBERS // count)
+        samples = max(1, _BLOCK_NUMBERS // info.channels)
         if isinstance(self.audio, Tensor):
             parts = torch.split(self.audio, samples, dim=1)
         else:
             parts = read_blocks(self.audio, block_samples=samples)
+        count = 0
         for part in parts:
-            yield take_channel(part, channel)
+            block = take_channel(part, channel)
+            yield check_samples(block, info.sample_rate, self.what, start=count)
+            count += len(block)
+        # A header may say another length.
+        check_seconds(count, info.sample_rate, self.what, most=most)
 
 
 def is_decoded(audio: object) -> bool:
@@ -234,11 +241,6 @@ def refuse_unordered(audio: object) -> None:
 
 def _tensor(audio: NDArray[Any], what: str) -> Tensor:
     """Make a tensor of an array, of which nothing may be lost or misread."""
-    if isinstance(audio, np.ma.MaskedArray):
-        raise ValueError(
-            f"{what} is a masked array, whose masked samples would count as audio: give "
-            "filled(0), or leave them out."
-        )
     try:
         tensor = torch.from_numpy(np.ascontiguousarray(audio))
     except (TypeError, ValueError) as error:
@@ -297,16 +299,15 @@ def recordings(
     (['a.wav', 'utterance 1 of the list'], False)
     """
     rate = assumed_rate if sample_rate is None else sample_rate
-    is_array = isinstance(audio, Tensor | np.ndarray)
     if isinstance(audio, np.ndarray) and audio.dtype.kind in "UO":
         # An array of paths.
-        audio, is_array = audio.tolist(), False
+        audio = audio.tolist()
     # An open file, or its bytes, could be iterated over.
-    is_open = isinstance(audio, bytes | bytearray | memoryview) or hasattr(
-        audio, "read"
+    alone = (
+        isinstance(audio, (str, PathLike, Tensor, np.ndarray, *_BYTES))
+        or hasattr(audio, "read")
+        or is_decoded(audio)
     )
-    alone = is_array or isinstance(audio, (str, PathLike)) or is_open
-    alone = alone or is_decoded(audio)
     given: list[Any]
     if alone:
         given = [audio]

@@ -22,8 +22,6 @@ from speechbrain_rev.audio.checks import (
     MIX,
     Channel,
     as_channel,
-    check_samples,
-    check_seconds,
     is_silent,
     silence,
 )
@@ -485,15 +483,8 @@ class RunningModel:
     def _resampled(self, one: Recording, channel: Channel) -> Iterator[Tensor]:
         """Read a recording of any length in blocks at the model's rate."""
         info = one.checked_info(channel, most=math.inf)
-
-        def blocks() -> Iterator[Tensor]:
-            start = 0
-            for block in one.blocks(channel, info.channels):
-                yield check_samples(block, info.sample_rate, one.what, start=start)
-                start += len(block)
-            check_seconds(start, info.sample_rate, one.what, most=math.inf)
-
-        return resample_blocks(blocks(), rate_ratio(info.sample_rate, self.sample_rate))
+        ratio = rate_ratio(info.sample_rate, self.sample_rate)
+        return resample_blocks(one.blocks(info, channel, most=math.inf), ratio)
 
     @torch.no_grad()
     def run(

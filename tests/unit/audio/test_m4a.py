@@ -25,6 +25,12 @@ def speech(samples):
     return speak(120, 900, samples, np.random.default_rng(0))
 
 
+def last_packet(path):
+    """Where the last packet begins."""
+    with av.open(str(path)) as container:
+        return [packet.pos for packet in container.demux() if packet.size][-1]
+
+
 @pytest.fixture(scope="module")
 def ffmpeg():
     """The binary of imageio-ffmpeg, where this machine can run it."""
@@ -90,10 +96,16 @@ def test_what_cannot_be_read_is_named_with_its_remedy(tmp_path):
     for name, options in (("end", {}), ("begin", {"movflags": "faststart"})):
         whole = write_m4a(tmp_path / f"{name}.m4a", speech(9000), **options)
         content = whole.read_bytes()
-        for part in (0.3, 0.9):
-            whole.write_bytes(content[: int(part * len(content))])
+        # The last byte of speech, and a packet that is there whole without those behind it.
+        for end in (content.index(b"mdat") + 3000, last_packet(whole), -1):
+            whole.write_bytes(content[:end])
+            if name == "end" and end == -1:
+                # Behind all samples.
+                assert audio_info(whole).samples == 9000
+                continue
             with pytest.raises(ValueError, match=r"m4a cannot be.*cut short.*Copy it"):
                 audio_info(whole)
+            whole.write_bytes(content)
     damaged = tmp_path / "damaged.m4a"
     first = content.index(b"mdat") + 200
     damaged.write_bytes(content[:first] + b"\xff" * 2000 + content[first + 2000 :])

@@ -12,7 +12,15 @@ import soundfile
 import torch
 
 from speechbrain_rev.audio import audio_exists, audio_info, read_audio
-from speechbrain_rev.audio.packed import INDEX, TAR, PackedAudio, find_packed
+from speechbrain_rev.audio.packed import (
+    FLOATS,
+    INDEX,
+    INTEGERS,
+    TAR,
+    PackedAudio,
+    find_packed,
+    wav_header,
+)
 from speechbrain_rev.audio.reading import open_bytes
 from speechbrain_rev.audio.segments import bytes_of
 from speechbrain_rev.data import ChunkDataset, SpeakerAugment, Utterance, audio_files
@@ -156,6 +164,17 @@ def test_a_packed_folder_is_a_tar_of_wav_files(corpus, packed):
             assert bytes_of(packed / name) == len(content.getvalue())
             with open_bytes(packed / name) as file:
                 assert file.read() == content.getvalue()
+
+
+@pytest.mark.parametrize("kind", [INTEGERS, FLOATS])
+def test_a_header_holds_any_number_of_samples(tmp_path, kind):
+    for samples in (RATE, 2**32 // kind.itemsize - 40, 2**32 // kind.itemsize, 2**33):
+        path, header = tmp_path / "a.wav", wav_header(samples, RATE, kind)
+        path.write_bytes(header)
+        # A hole takes no disk.
+        os.truncate(path, len(header) + samples * kind.itemsize)
+        assert audio_info(path).samples == samples
+        assert soundfile.info(path).frames == samples
 
 
 def test_no_flipped_bit_of_an_index_gives_other_audio(corpus, tmp_path):
