@@ -12,6 +12,7 @@ import functools
 import io
 import logging
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -425,6 +426,9 @@ def open_bytes(path: str | Path) -> BinaryIO:
         if (part := tar.member(name)) is None:
             raise FileNotFoundError(f"{tar.tar} has no member of this name")
         return cast(BinaryIO, FilePart(open(tar.tar, "rb"), *part, name=str(path)))
+    # To open a pipe would wait for whoever writes into it.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(f"{path} is no regular file")
     return open(path, "rb")
 
 

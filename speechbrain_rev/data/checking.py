@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -310,7 +311,8 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     Raises
     ------
     ValueError
-        If names of two speakers look the same, or a trial list cannot be used.
+        If names of two speakers look the same, one part of a recording is listed for two,
+        or a trial list cannot be used.
 
     Example
     -------
@@ -347,6 +349,10 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     treated: Counter[str] = Counter()
     headers: Counter[tuple[int, int]] = Counter()
     names: set[str] = set()
+    # By hashes, for rows are many.
+    parts: dict[int, Row] = {}
+    has_lists = settings.train_list is not None
+    has_lists |= any(source.whose is None for source in listing.sources)
     segment = settings.segment_samples()
     bar = progress_bar(
         "speech" if settings.check_audio else "headers",
@@ -357,6 +363,13 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     )
     for row, (audio, infos) in zip(rows, bar, strict=True):
         headers.update((info.sample_rate, info.channels) for info in infos)
+        if has_lists and isinstance(audio, Checked):
+            part = os.path.normpath(row.path), row.start, audio.samples, row.channel
+            if (other := parts.setdefault(hash(part), row)).speaker != row.speaker:
+                raise ValueError(
+                    f"{row.id!r} of {row.speaker!r} is the same audio as {other.id!r} of "
+                    f"{other.speaker!r}: {row.wav}. Leave one."
+                )
         if isinstance(audio, LeftOut):
             left_out.append(audio)
         elif row.id in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, permutations
@@ -183,6 +184,8 @@ def _keys(paths: Sequence[Path], option: str) -> list[str]:
         parts = [(*path.parts[:-1], called(path)) for path in paths]
         for depth in range(1, max(map(len, parts)) + 1):
             names = ["-".join(one[-depth:]).replace("/", "") for one in parts]
+            # In the form that names are looked up in.
+            names = [unicodedata.normalize("NFC", name) for name in names]
             if len(set(names)) == len(names):
                 return names
     raise ValueError(

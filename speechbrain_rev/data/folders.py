@@ -271,7 +271,7 @@ def audio_names(
                 cause = Cause.ORIGINAL
             elif within is not None and (link or linked):
                 real = os.path.realpath(path)
-                if not is_below(real, within):
+                if os.path.exists(path) and not is_below(real, within):
                     why = f"{path} leads through a link to {real}"
                     left_out.append(LeftOut(path, Cause.OUTSIDE, why))
                     continue

@@ -294,8 +294,6 @@ def list_speech(settings: DataSettings, option: str = "data_folder") -> ListedSp
         if source.whose is not None and settings.speaker_from is None:
             _refuse_flat(source, left_out[before:])
             _refuse_splits(source, rows[begin:], option)
-    if any(source.whose is None for source in sources):
-        _refuse_equal_parts(rows)
     rows.sort(key=lambda row: (row.speaker, row.name))
     left_out.sort(key=lambda one: one.path)
     listing = ListedSpeech(sources, rows, left_out)
@@ -314,7 +312,7 @@ def _refuse_flat(source: Source, left_out: Sequence[LeftOut]) -> None:
     for pattern in _FLAT:
         found = [match[1] for name in names if (match := re.match(pattern, name))]
         # As many speakers as files would be utterances.
-        if 2 * len(found) > len(names) and len(set(found)) < len(found):
+        if 2 * len(found) > len(names) and 1 < len(set(found)) < len(found):
             speakers[pattern] = set(found)
     if speakers:
         pattern = max(speakers, key=lambda pattern: len(speakers[pattern]))
@@ -336,33 +334,19 @@ def _refuse_splits(source: Source, rows: Sequence[Row], option: str) -> None:
     words = f"{', '.join(splits[: _EXAMPLES + 1])} in {source.path}"
     if splits and len(splits) == len(first):
         name = first[prefix + splits[-1]].removeprefix(prefix)
+        level = f"--speaker_from=2 takes {name.split('/')[1]!r} of {name}"
+        if name.count("/") < 2:
+            level = "no other folder holds the file " + name
         raise ValueError(
             f"Folders called {words} would be taken for speakers. Give the one to train on "
             f"as {option} ({source.path / splits[-1]}), or the level of the speakers' "
-            f"folders (--speaker_from=2 takes {name.split('/')[1]!r} of {name}). If these are "
-            "speakers, give --speaker_from=1."
+            f"folders ({level}). If these are speakers, give --speaker_from=1."
         )
     if splits:
         logger.warning(
             f"Folders called {words} are taken for speakers, as are the others beside "
             "them. If they hold several speakers, move them away or set speaker_from."
         )
-
-
-def _refuse_equal_parts(rows: Iterable[Row]) -> None:
-    """Refuse one part of a recording that is of two speakers."""
-    # By hashes, for rows are many.
-    known: dict[int, Row] = {}
-    for row in rows:
-        part = row.path, row.start, row.samples, row.channel
-        other = known.setdefault(hash(part), row)
-        if other.speaker == row.speaker:
-            continue
-        if part == (other.path, other.start, other.samples, other.channel):
-            raise ValueError(
-                f"{row.id!r} of {row.speaker!r} is the same audio as {other.id!r} of "
-                f"{other.speaker!r}: {row.wav}. Leave one."
-            )
 
 
 def _listed(sources: Sequence[Source], settings: DataSettings) -> ListedSpeech:

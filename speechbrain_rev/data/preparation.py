@@ -18,7 +18,7 @@ import io
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,7 @@ def prepare(
                 "there, and a run keeps the files that it began with. To check files anew, "
                 "give a new output_folder."
             )
+            settings = replace(settings, **checks)
         # Without checksums a record vouches for no lists: an interrupted preparation may
         # have written them.
         unchanged = (
