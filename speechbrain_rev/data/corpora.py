@@ -79,10 +79,7 @@ def open_sources(
         raise ValueError(
             f"{option} is {list(map(str, given))}. Give each folder or list once."
         )
-    sources = [
-        _open(path, str(one), option, outside_files, speaker_from)
-        for path, one in zip(paths, given, strict=True)
-    ]
+    sources = [_open(path, option, outside_files, speaker_from) for path in paths]
     if len(sources) == 1:
         return sources
     for one, other in permutations(paths, 2):
@@ -97,28 +94,27 @@ def open_sources(
 
 def _open(
     path: Path,
-    given: str,
     option: str,
     outside_files: bool,
     speaker_from: int | str | None,
 ) -> Source:
     if find_packed(path) is None and not path.exists():
         raise ValueError(
-            f"The data folder {given} does not exist. Give the folder of "
+            f"The data folder {path} does not exist. Give the folder of "
             f"VoxCeleb, or of your speech, as {option}."
         )
     if name := _format_of(path):
         if speaker_from is not None:
             raise ValueError(
-                f"speaker_from is {speaker_from!r}, and {given} lists its speakers "
+                f"speaker_from is {speaker_from!r}, and {path} lists its speakers "
                 f"({name}). Leave speaker_from out."
             )
         return Source(path, name, partial(_read_list, path, FORMATS[name].read))
     if path.is_file():
-        raise ValueError(f"{given} is no list that is known. {_ACCEPTED}")
+        raise ValueError(f"{path} is no list that is known. {_ACCEPTED}")
     layout = find_layout(path)
     if layout is None:
-        other = name_other_audio(path) or f"There is no speech in {given}. "
+        other = name_other_audio(path) or f"There is no speech in {path}. "
         raise ValueError(other + _ACCEPTED)
     read = partial(
         read_folder,

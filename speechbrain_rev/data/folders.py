@@ -349,9 +349,8 @@ def files_below(folder: str | Path) -> Iterator[Path] | None:
         Files of one folder one after another.
     """
     packed = find_packed(folder)
-    if packed is None and not os.path.isdir(folder):
-        return None
-    if packed is not None and packed[1] in packed[0]:
+    is_folder = packed[1] not in packed[0] if packed else os.path.isdir(folder)
+    if not is_folder:
         return None
     return (
         Path(folder, before + name)
@@ -360,12 +359,7 @@ def files_below(folder: str | Path) -> Iterator[Path] | None:
     )
 
 
-def audio_files(
-    folder: str | Path,
-    suffixes: tuple[str, ...] = AUDIO_SUFFIXES,
-    *,
-    aside: list[Path] | None = None,
-) -> list[Path]:
+def audio_files(folder: str | Path, *, aside: list[Path] | None = None) -> list[Path]:
     """All files of audio below a folder, in sorted order.
 
     Without hidden ones, and without originals beside the WAV or FLAC that was made of them.
@@ -374,8 +368,6 @@ def audio_files(
     ----------
     folder : str or Path
         Searched at any depth, links followed; or a packed folder.
-    suffixes : tuple of str
-        What their names end in, in small letters.
     aside : list of Path, optional
         Takes the files that are left out.
 
@@ -393,15 +385,16 @@ def audio_files(
     if files_below(folder) is None:
         raise ValueError(f"There is no folder {folder}. Give one with files of audio.")
     left_out: list[LeftOut] = []
-    paths = [folder / name for name in audio_names(folder, suffixes, left_out=left_out)]
+    names = audio_names(folder, AUDIO_SUFFIXES, left_out=left_out)
+    paths = sorted(folder / name for name in names)
     if aside is not None:
         aside += [Path(one.path) for one in left_out]
     if not paths:
         raise ValueError(
             f"There is no audio below {folder}: no name ends in "
-            f"{', '.join(suffixes)}. Other formats must be converted first."
+            f"{', '.join(AUDIO_SUFFIXES)}. Other formats must be converted first."
         )
-    return sorted(paths)
+    return paths
 
 
 def name_other_audio(folder: Path) -> str:

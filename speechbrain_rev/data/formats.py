@@ -423,13 +423,14 @@ def read_lhotse(path: Path) -> Iterator[Row]:
 
 def _lhotse_row(folder: Path, line: str) -> Row:
     cut = _json(line)
-    name, recording, channel = _text(cut, "id"), cut["recording"], cut["channel"]
-    if cut["type"] != "MonoCut" or recording.get("transforms"):
+    name, kind = _text(cut, "id"), cut.get("type", "recording or supervision")
+    if kind != "MonoCut" or cut["recording"].get("transforms"):
         raise ValueError(
-            f"{name!r} is a {cut['type']}, or changed when it is read (transforms). Only a "
-            "MonoCut is one utterance of one file: save it as audio (CutSet.save_audios), or "
-            "leave it out."
+            f"{name!r} is a {kind}, or changed when it is read (transforms). Only a MonoCut "
+            "is one utterance of one file: make cuts (CutSet.from_manifests), save them as "
+            "audio (CutSet.save_audios), or leave it out."
         )
+    recording, channel = cut["recording"], cut["channel"]
     sources = [s for s in recording["sources"] if channel in s["channels"]]
     if not sources or sources[0]["type"] != "file":
         raise ValueError(

@@ -337,7 +337,8 @@ def read_prepared(save_folder: str | Path) -> Prepared:
                 f"no run has begun, deleting {RECORD} lists the data anew."
             )
         check_sum(Path(save_folder, name))
-    return _record(save_folder)["prepared"]
+    prepared: Prepared = _record(save_folder)["prepared"]
+    return prepared
 
 
 def _record(save_folder: str | Path) -> dict[str, Any]:

@@ -295,9 +295,9 @@ def find_rows(sources: Sequence[Source], names: Iterable[str]) -> Found:
 
     found = Found({}, {}, {})
     for name, looked in zip(hits, read_ahead(look_up, hits), strict=True):
-        row, missing, outside = looked
-        if row:
-            found.rows[name] = row
+        hit, missing, outside = looked
+        if hit:
+            found.rows[name] = hit
         if missing:
             found.missing[name] = missing
         if outside:

@@ -350,19 +350,14 @@ def extract(
         if process_rank() == 0:
             archives[path] = embed_into(path, embedder, files, channel=channel)
     if process_rank() == 0:
-        archives |= _narrowed(Path(folder, COHORT), archives[Path(folder, COHORT)])
+        # The file of the cohort has no other embeddings, which AS-Norm would count.
+        written, embedded = EmbeddingArchive.load(path), archives[path]
+        if len(written.names) > len(embedded.names):
+            aside = path.with_stem(f"{path.stem}_{len(written.names)}")
+            written.save(aside)
+            embedded.save(path)
+            archives[aside] = written
     return archives
-
-
-def _narrowed(path: Path, archive: EmbeddingArchive) -> dict[Path, EmbeddingArchive]:
-    """Let a file hold an archive alone; give where the file is that held more."""
-    held = EmbeddingArchive.load(path)
-    if len(held.names) == len(archive.names):
-        return {}
-    aside = path.with_stem(f"{path.stem}_{len(held.names)}")
-    held.save(aside)
-    archive.save(path)
-    return {aside: held}
 
 
 @dataclass(frozen=True)
@@ -439,8 +434,6 @@ def score(
         Whether embeddings are centred on the mean of the training set's.
     replicates : int
         Draws of speakers for intervals; 0 for none.
-    place : ProcessPlace
-        Of this process among those that share the search of the cohort.
 
     Returns
     -------

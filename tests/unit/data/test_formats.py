@@ -377,7 +377,7 @@ BAD_FILES = [
     ),
     ("a.csv", "ID,wav,spk_id\n", "lists no utterance"),
     ("a.csv", f"ID,wav,{'x' * 140_000}\nu,a,b\n", "line 1: it is no CSV"),
-    ("a.jsonl", '{"id": "r", "sources": []}\n', "line 1: a field is missing"),
+    ("a.jsonl", '{"id": "r", "sources": []}\n', "line 1: 'r' is a recording or super"),
     ("a.csv", b"ID,wav,spk_id\nu,a.wav,\xff\n", "UTF-8"),
     ("a.json", '{"u": {"wav": "a.wav"}}', r"utterance 1 \('u'\): it has no speaker"),
     (
