@@ -88,7 +88,9 @@ class PackedAudio:
     Raises
     ------
     ValueError
-        If it is not there, unfinished or damaged.
+        If it is unfinished or damaged.
+    OSError
+        If its tar is not there.
     """
 
     def __init__(self, folder: str) -> None:
@@ -98,11 +100,6 @@ class PackedAudio:
             raise ValueError(
                 f"{folder} is not packed to its end. Give the command that packs it once "
                 "more: it goes on where it was."
-            )
-        if not os.path.isfile(self._index) or not os.path.isfile(self.tar):
-            raise ValueError(
-                f"{folder} is no packed folder: it has no {INDEX} or no {TAR}. Make "
-                "it with recipes/VoxCeleb/prepare.py --pack FOLDER PACKED."
             )
         columns = "keys", "rows", "begins", "samples", "floats"
         about, keys, rows, *others = self._read_index("about", *columns)

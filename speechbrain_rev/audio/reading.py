@@ -227,14 +227,14 @@ class _OfSegment:
         self.whole, self.segment = whole, segment
         self.sample_rate, self.lossy = whole.sample_rate, whole.lossy
         self.channels = whole.channels if segment.channel is None else 1
+        if segment.channel is not None and segment.channel >= whole.channels:
+            raise ValueError(
+                f"{segment.recording} has no channel {segment.channel}: it has "
+                f"{whole.channels}, counted from 0. Correct the list"
+            )
 
     def length(self, *, estimate: bool) -> int:
-        recording, start, samples, channel = self.segment
-        if channel is not None and channel >= self.whole.channels:
-            raise ValueError(
-                f"{recording} has no channel {channel}: it has {self.whole.channels}, "
-                "counted from 0. Correct the list"
-            )
+        recording, start, samples, _ = self.segment
         # Whether it ends behind its recording is not estimated.
         whole = self.whole.length(estimate=False)
         if whole < start + (samples or 1):

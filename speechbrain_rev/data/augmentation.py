@@ -19,10 +19,11 @@ from speechbrain.utils.checkpoints import (
     register_checkpoint_hooks,
 )
 from torch.nn.utils.rnn import pad_sequence
-from torchaudio.functional import fftconvolve, resample
+from torchaudio.functional import fftconvolve
 
 from speechbrain_rev.audio import audio_info, read_audio
 from speechbrain_rev.audio.packed import find_packed
+from speechbrain_rev.audio.resampling import resample
 from speechbrain_rev.processes import process_rank
 
 from .corpora import noise_files
@@ -341,7 +342,8 @@ class SpeakerAugment:
             rows = (self._speed_index == index).nonzero().flatten().tolist()
             if not rows:
                 continue
-            played = _play(wavs[rows], speed)
+            # Small integers keep the resampling kernel small: 1.1 is 11 to 10.
+            played = resample(wavs[rows], 1 / Fraction(speed).limit_denominator(1000))
             spare = played.shape[1] - self.chunk_samples
             for row, wav in zip(rows, played, strict=True):
                 start = int(places[row] * (spare + 1))
@@ -524,18 +526,6 @@ def reverberate(wav: torch.Tensor, rir: torch.Tensor) -> torch.Tensor:
 def _stacked(drawn: dict[int, torch.Tensor], wavs: torch.Tensor) -> torch.Tensor:
     """Give what was drawn, [rows, longest], as the batch is."""
     return pad_sequence(list(drawn.values()), batch_first=True).to(wavs)
-
-
-def _play(wavs: torch.Tensor, speed: float) -> torch.Tensor:
-    """Resample so that the same number of samples per second is spoken faster."""
-    if speed == 1.0:
-        return wavs
-    # Small integers keep the resampling kernel small: 1.1 is 11 to 10.
-    ratio = Fraction(round(speed * 100), 100)
-    if not math.isclose(ratio, speed):
-        raise ValueError(f"Speed {speed} must have at most two decimals.")
-    played: torch.Tensor = resample(wavs, ratio.numerator, ratio.denominator)
-    return played
 
 
 def _normal_speed_first(speeds: Sequence[float]) -> tuple[float, ...]:

@@ -1,5 +1,7 @@
 """Segments of recordings are read as the samples that they are."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import soundfile
@@ -60,5 +62,7 @@ def test_a_segment_may_be_of_a_channel(channel, tmp_path):
         read = read_audio(path, sample_rate=16000, channel=chosen)
         assert torch.equal(read, wanted)
     assert torch.equal(torch.cat(list(read_blocks(path)), dim=1), wanted[None])
-    with pytest.raises(ValueError, match=r"rec.wav has no channel 2: it has 2"):
-        audio_info(Segment(tmp_path / "rec.wav", 100, None, 2).path())
+    beyond = Segment(tmp_path / "rec.wav", 100, None, 2).path()
+    for use in (audio_info, partial(read_audio, sample_rate=16000)):
+        with pytest.raises(ValueError, match=r"rec.wav has no channel 2: it has 2"):
+            use(beyond)
