@@ -363,8 +363,10 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     )
     for row, (audio, infos) in zip(rows, bar, strict=True):
         headers.update((info.sample_rate, info.channels) for info in infos)
-        if has_lists and isinstance(audio, Checked):
-            part = os.path.normpath(row.path), row.start, audio.samples, row.channel
+        if has_lists:
+            # Of "all that follows" the length is known by now.
+            samples = audio.samples if isinstance(audio, Checked) else row.samples
+            part = os.path.normpath(row.path), row.start, samples, row.channel
             if (other := parts.setdefault(hash(part), row)).speaker != row.speaker:
                 raise ValueError(
                     f"{row.id!r} of {row.speaker!r} is the same audio as {other.id!r} of "

@@ -26,6 +26,7 @@ from speechbrain_rev.audio.packed import (
     forget,
     wav_header,
 )
+from speechbrain_rev.audio.segments import bytes_of
 from speechbrain_rev.audio.texts import Lookup, Texts, encoded
 from speechbrain_rev.bars import progress_bar
 from speechbrain_rev.files import (
@@ -109,8 +110,9 @@ class Packing:
         self._about: dict[str, object] = {"source": source, "sample_rate": sample_rate}
         if channel is not None:
             self._about["channel"] = channel
-        #: Where a file's samples begin in the tar, how many, and whether of floats.
-        self._rows: dict[str, tuple[int, int, bool]] = {}
+        #: Where a file's samples begin in the tar, how many, whether of floats, and the
+        #: bytes of the file in the source.
+        self._rows: dict[str, tuple[int, int, bool, int | None]] = {}
         self._waiting: list[str] = []
         self._kept_bytes = 0
         with self._named(), contextlib.ExitStack() as files:
@@ -148,7 +150,9 @@ class Packing:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, name: str, wav: torch.Tensor) -> None:
+    def add(
+        self, name: str, wav: torch.Tensor, source_bytes: int | None = None
+    ) -> None:
         """Put a file behind the others.
 
         Parameters
@@ -158,6 +162,8 @@ class Packing:
         wav : torch.Tensor, [samples]
             Samples come back to the bit: as 16-bit integers, or as floats where those do
             not hold them.
+        source_bytes : int, optional
+            Of the file in the source, by which a change is seen when packing goes on.
 
         Raises
         ------
@@ -169,7 +175,8 @@ class Packing:
         member = tarfile.TarInfo(name)
         member.size = len(header) + values.nbytes
         header = member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape") + header
-        row = self._tar.tell() + len(header), len(values), values.dtype == FLOATS
+        begin, is_float = self._tar.tell() + len(header), values.dtype == FLOATS
+        row = begin, len(values), is_float, source_bytes
         with self._named():
             self._tar.write(header + values.tobytes())
             self._tar.write(bytes(-self._tar.tell() % tarfile.BLOCKSIZE))
@@ -178,10 +185,18 @@ class Packing:
         if self._tar.tell() - self._kept_bytes > _KEPT_EVERY_BYTES:
             self._keep()
 
+    def changed_since(self, source: Path) -> list[str]:
+        """Name files whose source went, or has other bytes than when it was packed."""
+        return [
+            name
+            for name, (*_, source_bytes) in self._rows.items()
+            if source_bytes is not None and bytes_of(source / name) != source_bytes
+        ]
+
     def finish(self) -> None:
         """Write the end of the tar and the index; from now on the folder can be read."""
         names = sorted(self._rows, key=encoded)
-        begins, samples, floats = zip(
+        begins, samples, floats, _ = zip(
             *(self._rows[name] for name in names), strict=True
         )
         texts, lookup = Texts.of(names), Lookup.of(names)
@@ -228,8 +243,8 @@ class Packing:
         ):
             lines = [json.loads(line) for line in text.splitlines()]
             about, *rows = lines or [self._about]
-            for name, begin, samples, is_float in rows:
-                self._rows[name] = begin, samples, is_float
+            for name, begin, samples, is_float, source_bytes in rows:
+                self._rows[name] = begin, samples, is_float, source_bytes
                 size = samples * (FLOATS if is_float else INTEGERS).itemsize
                 end = begin + size + -(begin + size) % tarfile.BLOCKSIZE
             # A packing that was begun without a channel took files of one.
@@ -343,7 +358,12 @@ def pack(
         ) as made,
         progress_bar("packing", unit="file", total=len(names), leave=True) as bar,
     ):
-        left = [name for name in names if name not in made]
+        if changed := made.changed_since(source):
+            raise ValueError(
+                f"{counted(len(changed), 'file')} in {packed} changed or went from {source} "
+                f"since, such as {changed[0]}. Delete {packed} and pack anew."
+            )
+        before, left = len(made), [name for name in names if name not in made]
         bar.update(len(names) - len(left))
         for name, one in zip(
             left, read_ahead(read, left, ahead=_AHEAD, together=1), strict=True
@@ -352,7 +372,7 @@ def pack(
                 problems.append(one)
             else:
                 assert one.wav is not None
-                made.add(name, one.wav)
+                made.add(name, one.wav, bytes_of(source / name))
                 treated.update(one.treated)
             bar.update()
         write_left_out(packed / LEFT_OUT, [*problems, *aside])
@@ -377,5 +397,5 @@ def pack(
         )
     if treated:
         counts = ", ".join(f"{how}: {count}" for how, count in sorted(treated.items()))
-        tqdm.write(f"Of {counted(len(left), 'file')} packed now, {counts}.")
+        tqdm.write(f"Of {counted(len(made) - before, 'file')} packed now, {counts}.")
     return len(made)

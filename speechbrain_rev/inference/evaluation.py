@@ -34,7 +34,7 @@ from speechbrain_rev.data.rows import (
     find_rows,
     speaker_of_name,
 )
-from speechbrain_rev.files import write_whole
+from speechbrain_rev.files import read_json, write_whole
 from speechbrain_rev.inference import (
     Cohort,
     EmbeddingArchive,
@@ -51,6 +51,8 @@ from .verification import EMBEDDINGS as COHORT
 from .verification import check_fresh
 
 TRIALS = "embeddings/trials.npz"
+#: The speaker of each utterance of the trials, by name; null where none is known.
+SPEAKERS = "embeddings/speakers.json"
 MANIFEST = "save/train.csv"
 #: Draws of speakers for intervals.
 REPLICATES = 1000
@@ -143,8 +145,8 @@ def lists_of(
 
 def trial_files(
     trial_lists: Sequence[Path], sources: Sequence[Source]
-) -> dict[str, Path]:
-    """Find the audio of every utterance of the trial lists.
+) -> dict[str, Row]:
+    """Find the audio and the speaker of every utterance of the trial lists.
 
     Parameters
     ----------
@@ -155,7 +157,7 @@ def trial_files(
 
     Returns
     -------
-    dict of str to Path
+    dict of str to Row
         By the names of the lists.
 
     Raises
@@ -175,7 +177,7 @@ def trial_files(
             "id10270/... The utterances of a speaker who is enrolled with several stand in "
             "TRIALS.spk2utt or spk2utt beside the list, in lines 'speaker utterance ...'."
         )
-    return {name: Path(found.rows[name].wav) for name in names}
+    return {name: found.rows[name] for name in names}
 
 
 def cohort_files(
@@ -240,7 +242,7 @@ def files_of_run(
     data_folder: str | None = None,
     outside_files: bool = False,
     utterances_per_speaker: int | None = None,
-) -> tuple[dict[str, Path], dict[str, Path]]:
+) -> tuple[dict[str, Row], dict[str, Path]]:
     """Find the audio of a run's trial lists and of its cohort.
 
     Parameters
@@ -261,7 +263,9 @@ def files_of_run(
 
     Returns
     -------
-    trials, cohort : dict of str to Path
+    trials : dict of str to Row
+        Utterances by name.
+    cohort : dict of str to Path
         Files by name.
 
     Raises
@@ -309,7 +313,7 @@ def channel_of_run(run: Path) -> Channel:
 def extract(
     embedder: SpeakerEmbedder,
     folder: str | Path,
-    trials: Mapping[str, str | Path],
+    trials: Mapping[str, Row],
     cohort: Mapping[str, str | Path],
     *,
     channel: Channel = MIX,
@@ -322,7 +326,9 @@ def extract(
         With a fingerprint.
     folder : str or Path
         The run's.
-    trials, cohort : mapping of str to path
+    trials : mapping of str to Row
+        Utterances by name.
+    cohort : mapping of str to path
         Files by name.
     channel : int, "mix" or None
         What to do with files of several channels, as ``channel_of_run`` says.
@@ -335,7 +341,8 @@ def extract(
         cohort_336.npz if it has 336.
     """
     archives = {}
-    for name, files in ((TRIALS, trials), (COHORT, cohort)):
+    tested = {name: row.wav for name, row in trials.items()}
+    for name, files in ((TRIALS, tested), (COHORT, cohort)):
         path = Path(folder, name)
         if process_count() > 1:
             embed_share(
@@ -357,6 +364,9 @@ def extract(
             written.save(aside)
             embedded.save(path)
             archives[aside] = written
+    if process_rank() == 0:
+        speakers = {name: row.speaker for name, row in trials.items()}
+        write_whole(Path(folder, SPEAKERS), json.dumps(speakers) + "\n")
     return archives
 
 
@@ -463,6 +473,9 @@ def score(
     mean_and_std = shared_rows(statistics, tested)
     if process_rank():
         return None
+    by_name = {name: speaker_of_name(name) for name in trials.names}
+    if (folder / SPEAKERS).is_file():
+        by_name = read_json(folder / SPEAKERS)
     remarks = []
     if top_n < cohort_top_n:
         remarks.append(
@@ -472,7 +485,7 @@ def score(
     (folder / "scores").mkdir(exist_ok=True)
     first_model = len(trials.names)
     for name, listed in lists.items():
-        remarks += _trained_on(name, listed, speakers)
+        remarks += _trained_on(name, listed, speakers, by_name)
         enrol, test = listed.rows(trials.names, first_model=first_model)
         first_model += len(listed.models)
         cosines = scoring.cosine_trials(tested, enrol, test)
@@ -481,7 +494,7 @@ def score(
         for method, scores in scored.items():
             file = folder / "scores" / f"{name}.{method}.txt"
             scoring.write_scores(file, listed, scores)
-            curve, rates, missing = _rates(scores, listed, replicates)
+            curve, rates, missing = _rates(scores, listed, replicates, by_name)
             results.append({"trials": name, "method": method, **rates})
             curves[f"{name}, {method}"] = curve
             remarks += missing
@@ -509,20 +522,24 @@ def score(
 
 
 def _trained_on(
-    name: str, listed: scoring.Trials, trained: Mapping[str, str]
+    name: str,
+    listed: scoring.Trials,
+    trained: Mapping[str, str],
+    by_name: Mapping[str, str | None],
 ) -> list[str]:
-    """Warn of a list whose speakers are in training, where names begin with speakers."""
-    utterances = listed.utterances
-    named = [speaker_of_name(n) or trained.get(n) for n in utterances]
-    speakers = {each for each in named if each}
-    shared = speakers & set(trained.values())
+    """Warn of a list whose speakers are in training."""
+    tested = {by_name.get(n) or trained.get(n) for n in listed.utterances} - {None}
+    # Speakers of several corpora have the corpus before their name.
+    known = set(trained.values())
+    known |= {speaker.rpartition("/")[2] for speaker in known}
+    shared = tested & known
     if not shared:
         return []
     return [
-        f"{len(shared)} of {counted(len(speakers), 'speaker')} of {name} "
+        f"{len(shared)} of {counted(len(tested), 'speaker')} of {name} "
         f"{are(len(shared))} in training, such as "
-        f"{min(shared)}: its error rates are too low. To leave them out, name the list in "
-        "--trial_lists of train.py."
+        f"{min(filter(None, shared))}: its error rates are too low. To leave them out, name "
+        "the list in --trial_lists of train.py."
     ]
 
 
@@ -620,7 +637,8 @@ def score_file(path: Path, replicates: int = REPLICATES) -> ScoreReport:
     0.0
     """
     trials, scores = scoring.read_scores(path)
-    curve, rates, missing = _rates(scores, trials, replicates)
+    by_name = {name: speaker_of_name(name) for name in trials.utterances}
+    curve, rates, missing = _rates(scores, trials, replicates, by_name)
     report = {"results": [{"trials": path.stem, "method": "as given", **rates}]}
     write_whole(Path(f"{path}.json"), json.dumps(report, indent=2) + "\n")
     missing += _drawn({path.stem: curve}, Path(f"{path}.png"))
@@ -628,7 +646,10 @@ def score_file(path: Path, replicates: int = REPLICATES) -> ScoreReport:
 
 
 def _rates(
-    scores: NDArray[Any], trials: scoring.Trials, replicates: int
+    scores: NDArray[Any],
+    trials: scoring.Trials,
+    replicates: int,
+    by_name: Mapping[str, str | None],
 ) -> tuple[scoring.DetCurve, dict[str, Any], list[str]]:
     """Compute the curve, counts, rates and intervals of a list, and what is missing."""
     curve = scoring.det_curve(scores, trials.labels)
@@ -640,7 +661,7 @@ def _rates(
     }
     if not replicates:
         return curve, rates, []
-    speakers = {n: s for n in trials.utterances if (s := speaker_of_name(n))}
+    speakers = {n: s for n in trials.utterances if (s := by_name.get(n))}
     if len(speakers) < len(trials.utterances):
         missing = "No intervals: names of utterances do not begin with 'speaker/'."
         return curve, rates, [missing]

@@ -3,7 +3,9 @@
 import errno
 import io
 import os
+import shutil
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,10 +62,10 @@ class TestGoingOn:
     ):
         add, part = Packing.add, tmp_path / "part.packed"
 
-        def third(made, name, samples):
+        def third(made, *given):
             if len(made) == 3:
                 raise KeyboardInterrupt
-            add(made, name, samples)
+            add(made, *given)
 
         with monkeypatch.context() as patch:
             patch.setattr(Packing, "add", third)
@@ -72,6 +74,22 @@ class TestGoingOn:
         assert len((part / JOURNAL).read_text().splitlines()) == 1 + 3
         pack(corpus, part, sample_rate=RATE)
         assert_same(part, packed)
+
+    @pytest.mark.parametrize("change", [Path.unlink, lambda p: p.write_bytes(b"RIFF")])
+    def test_a_source_that_changed_since_is_refused(self, corpus, tmp_path, change):
+        source, part = tmp_path / "source", tmp_path / "part.packed"
+        shutil.copytree(corpus, source)
+        first, *_, last = audio_files(source)
+        last.write_bytes(b"x")
+        with pytest.raises(ValueError, match="1 cannot be read"):
+            pack(source, part, sample_rate=RATE)
+        # What was not packed may change.
+        last.unlink()
+        change(first)
+        with pytest.raises(
+            ValueError, match=r"1 file in .* changed or went .*pack anew"
+        ):
+            pack(source, part, sample_rate=RATE)
 
     def test_what_was_begun_with_others_is_refused(self, corpus, packed, begun):
         with (

@@ -13,8 +13,13 @@ import pytest
 import torch
 
 from speechbrain_rev import scoring
-from speechbrain_rev.data import read_manifest
-from speechbrain_rev.inference import EmbeddingArchive, FbankStatistics, SpeakerEmbedder
+from speechbrain_rev.data import Row, read_manifest
+from speechbrain_rev.inference import (
+    EmbeddingArchive,
+    FbankStatistics,
+    SpeakerEmbedder,
+    evaluation,
+)
 from speechbrain_rev.inference.evaluation import (
     extract,
     files_of_run,
@@ -78,7 +83,10 @@ def replace(path, *pairs):
 def test_files_are_those_of_all_lists_and_of_each_training_speaker(run, data, tmp_path):
     trials, cohort = files_of_run(run, utterances_per_speaker=2)
     listed = read_trials(run / "one.txt").utterances
-    assert trials == {name: data / "wav" / name for name in listed}
+    assert {n: row.wav for n, row in trials.items()} == {
+        name: str(data / "wav" / name) for name in listed
+    }
+    assert all(row.speaker == name[:7] for name, row in trials.items())
     speaker_of = {u.ID: u.spk_id for u in read_manifest(run / "save/train.csv")}
     counts = Counter(speaker_of[name] for name in cohort)
     assert counts == dict.fromkeys(speaker_of.values(), 2)
@@ -133,9 +141,10 @@ def test_data_that_moved_are_read_in_their_folder(run, data, tmp_path):
     ):
         with pytest.raises(error, match=words):
             files_of_run(run, **given)
-    for files in files_of_run(run, data_folder=str(here)):
+    trials, cohort = files_of_run(run, data_folder=str(here))
+    for files in ([row.wav for row in trials.values()], [*cohort.values()]):
         assert files
-        assert all(Path(file).is_relative_to(here) for file in files.values())
+        assert all(Path(file).is_relative_to(here) for file in files)
     # Of lists elsewhere the path stays.
     replace(run / RECORD, ("/gone/lists/o", f"{run}/o"))
     assert files_of_run(run, data_folder=str(here))[0]
@@ -226,7 +235,7 @@ def test_a_smaller_cohort_counts_alone_and_the_larger_one_is_kept(
 
 def test_channels_of_files_are_averaged_with_a_warning(tmp_path, caplog):
     sides = np.stack([speech_like(seed=1), speech_like(seed=2)])
-    stereo = {"s.wav": write_audio(tmp_path / "s.wav", sides.T)}
+    stereo = {"s.wav": Row("s", str(write_audio(tmp_path / "s.wav", sides.T)))}
     mono = {"m.wav": write_audio(tmp_path / "m.wav", sides.mean(axis=0))}
     embedder = SpeakerEmbedder(FbankStatistics(), device="cpu", fingerprint="x")
     made = extract(embedder, tmp_path, stereo, mono)
@@ -392,6 +401,28 @@ def test_speakers_of_a_list_who_were_trained_on_are_named(scorable):
         "training, such as" in r
         for r in score(folder, [trials], speakers, **QUICK).remarks
     )
+
+
+def test_speakers_are_those_of_rows_whatever_names_begin_with(scorable):
+    folder, trials, speakers = scorable
+    names = read_trials(trials).utterances
+    in_corpora = {name: f"corpus/{name.partition('/')[0]}" for name in names}
+    for known, words in (
+        (in_corpora, None),
+        (dict.fromkeys(names, None), "No intervals: names of utterances do not begin"),
+    ):
+        (folder / evaluation.SPEAKERS).write_text(json.dumps(known))
+        report = score(folder, [trials], speakers, **DRAWN)
+        assert any("training, such as" in r for r in report.remarks) is False
+        if words is None:
+            assert "eer_95" in report.rows[0]
+        else:
+            assert any(remark.startswith(words) for remark in report.remarks)
+    # A corpus of several, of which the trials have the names of one.
+    trained = {name: f"corpus/{name.partition('/')[0]}" for name in names}
+    (folder / evaluation.SPEAKERS).write_text(json.dumps(in_corpora))
+    remarks = score(folder, [trials], {**speakers, **trained}, **QUICK).remarks
+    assert any("in training, such as corpus/" in remark for remark in remarks)
 
 
 def test_lists_are_scored_under_names_of_their_own(scorable, undrawn):
