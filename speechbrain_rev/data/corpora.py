@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain, permutations
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -62,7 +62,7 @@ def open_sources(
     Raises
     ------
     ValueError
-        If one is not there or not recognised, or lies in another.
+        If one is not there or not recognised.
 
     Example
     -------
@@ -81,12 +81,6 @@ def open_sources(
     sources = [_open(path, option, outside_files, speaker_from) for path in paths]
     if len(sources) == 1:
         return sources
-    for one, other in permutations(paths, 2):
-        if Path(os.path.realpath(one)).is_relative_to(os.path.realpath(other)):
-            raise ValueError(
-                f"{option} has {other} and {one}, which is in it: its speakers would be "
-                "two each. Leave one."
-            )
     keys = _keys(paths, option)
     return [source._replace(key=key) for source, key in zip(sources, keys, strict=True)]
 

@@ -294,7 +294,7 @@ def list_speech(settings: DataSettings, option: str = "data_folder") -> ListedSp
         if source.whose is not None and settings.speaker_from is None:
             _refuse_flat(source, left_out[before:])
             _refuse_splits(source, rows[begin:], option)
-    if any(source.whose is None for source in sources):
+    if len(sources) > 1 or sources[0].whose is None:
         _refuse_equal_parts(rows)
     rows.sort(key=lambda row: (row.speaker, row.name))
     left_out.sort(key=lambda one: one.path)
@@ -328,25 +328,20 @@ def _refuse_flat(source: Source, left_out: Sequence[LeftOut]) -> None:
 
 def _refuse_splits(source: Source, rows: Sequence[Row], option: str) -> None:
     """Refuse folders of speakers' folders, each of which would be one speaker."""
-    first = {row.speaker: row.name for row in reversed(rows)}
-    prefix = source.prefix
-    splits = sorted(
-        name for s in first if _SPLIT.fullmatch(name := (s or "").removeprefix(prefix))
+    first = {
+        (row.speaker or "").removeprefix(source.prefix): row.name
+        for row in reversed(rows)
+    }
+    if not first or not all(map(_SPLIT.fullmatch, first)):
+        return
+    *_, last = splits = sorted(first)
+    name = first[last].removeprefix(source.prefix)
+    raise ValueError(
+        f"Folders called {', '.join(splits[: _EXAMPLES + 1])} in {source.path} would be "
+        f"taken for speakers. Give the one to train on as {option} ({source.path / last}), or "
+        f"the level of the speakers' folders (--speaker_from=2 takes {name.split('/')[1]!r} "
+        f"of {name}). If these are speakers, give --speaker_from=1."
     )
-    words = f"{', '.join(splits[: _EXAMPLES + 1])} in {source.path}"
-    if splits and len(splits) == len(first):
-        name = first[prefix + splits[-1]].removeprefix(prefix)
-        raise ValueError(
-            f"Folders called {words} would be taken for speakers. Give the one to train on "
-            f"as {option} ({source.path / splits[-1]}), or the level of the speakers' "
-            f"folders (--speaker_from=2 takes {name.split('/')[1]!r} of {name}). If these are "
-            "speakers, give --speaker_from=1."
-        )
-    if splits:
-        logger.warning(
-            f"Folders called {words} are taken for speakers, as are the others beside "
-            "them. If they hold several speakers, move them away or set speaker_from."
-        )
 
 
 def _refuse_equal_parts(rows: Iterable[Row]) -> None:
@@ -356,9 +351,8 @@ def _refuse_equal_parts(rows: Iterable[Row]) -> None:
     for row in rows:
         part = row.path, row.start, row.samples, row.channel
         other = known.setdefault(hash(part), row)
-        if other.speaker == row.speaker:
-            continue
-        if part == (other.path, other.start, other.samples, other.channel):
+        same = other.path, other.start, other.samples, other.channel
+        if other.speaker != row.speaker and same == part:
             raise ValueError(
                 f"{row.id!r} of {row.speaker!r} is the same audio as {other.id!r} of "
                 f"{other.speaker!r}: {row.wav}. Leave one."

@@ -77,19 +77,12 @@ def moved(path: str, settings: Mapping[str, Any], data_folder: str | None) -> Pa
     >>> moved("/old/lists/one.txt", {"data_folder": "/old"}, "/new").as_posix()
     '/new/lists/one.txt'
     """
-    if data_folder is None:
-        return Path(path)
     earlier = settings["data_folder"]
-    if not isinstance(earlier, str):
-        raise ValueError(
-            f"this run's data_folder is {earlier}, of which one folder cannot take the "
-            "place. Leave --data_folder out; where data have moved, link the old folders "
-            "to the new ones."
-        )
-    absolute, earlier = os.path.abspath(path), os.path.abspath(earlier)
-    if not Path(absolute).is_relative_to(earlier):
-        return Path(path)
-    return Path(data_folder, Path(absolute).relative_to(earlier))
+    for folder in [earlier] if isinstance(earlier, str) else earlier:
+        below = os.path.relpath(path, folder)
+        if data_folder is not None and Path(below).parts[:1] != ("..",):
+            return Path(data_folder, below)
+    return Path(path)
 
 
 def lists_of(
