@@ -119,7 +119,7 @@ def lists_of(
     ValueError: this run has no trial_lists. Give some: --trial_lists LIST ...
     """
     own = [moved(path, settings, data_folder) for path in settings["trial_lists"]]
-    paths = [Path(path) for path in given] if given else own
+    paths = [*map(Path, given or own)]
     if not paths:
         raise ValueError(
             "this run has no trial_lists. Give some: --trial_lists LIST [LIST ...], for "
@@ -270,8 +270,9 @@ def files_of_run(
     if not trials_folder and data_folder:
         given = [folder] if isinstance(folder, str) else folder
         folder = [moved(one, settings, data_folder) for one in given]
-    option = "trials_folder or data_folder"
-    sources = open_sources(folder, option, outside_files=outside_files)
+    sources = open_sources(
+        folder, "trials_folder or data_folder", outside_files=outside_files
+    )
     return (
         trial_files(lists_of(trials, settings, data_folder), sources),
         cohort_files(
@@ -343,7 +344,7 @@ def extract(
         if process_rank() == 0:
             archives[path] = embed_into(path, embedder, files, channel=channel)
     if process_rank() == 0:
-        # The file of the cohort has no other embeddings, which AS-Norm would count.
+        # AS-Norm counts all embeddings in the cohort's file: others are kept beside it.
         written, embedded = EmbeddingArchive.load(path), archives[path]
         if len(written.names) > len(embedded.names):
             aside = path.with_stem(f"{path.stem}_{len(written.names)}")
