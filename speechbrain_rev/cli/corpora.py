@@ -103,12 +103,12 @@ def _draw(overview: Overview, paths: Sequence[str], picture: str) -> None:
     from speechbrain_rev.data.rows import counted
     from speechbrain_rev.plots import corpus_histograms
 
-    of_speakers = overview.of_speakers()
+    plain, of_speakers = overview.plain(), overview.of_speakers()
     corpus_histograms(
         overview.seconds,
         list(of_speakers.values()),
         picture,
-        title=f"{overview.format}: {counted(len(overview.seconds), 'utterance')} of "
+        title=f"{plain['format']}: {counted(len(overview.seconds), 'utterance')} of "
         f"{counted(len(of_speakers), 'speaker')}",
         source=f"{', '.join(paths)}, as train.py would read it.",
     )

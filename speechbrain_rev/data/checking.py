@@ -351,8 +351,8 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     names: set[str] = set()
     # By hashes, for rows are many.
     parts: dict[int, Row] = {}
-    has_lists = settings.train_list is not None
-    has_lists |= any(source.whose is None for source in listing.sources)
+    may_overlap = len(listing.sources) > 1 or settings.train_list is not None
+    may_overlap |= any(source.whose is None for source in listing.sources)
     segment = settings.segment_samples()
     bar = progress_bar(
         "speech" if settings.check_audio else "headers",
@@ -363,7 +363,7 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     )
     for row, (audio, infos) in zip(rows, bar, strict=True):
         headers.update((info.sample_rate, info.channels) for info in infos)
-        if has_lists:
+        if may_overlap:
             # Of "all that follows" the length is known by now.
             samples = audio.samples if isinstance(audio, Checked) else row.samples
             part = os.path.normpath(row.path), row.start, samples, row.channel

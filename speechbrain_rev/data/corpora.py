@@ -6,15 +6,13 @@ import os
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain, permutations
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
 from speechbrain_rev.audio.packed import SUFFIX, find_packed
-from speechbrain_rev.lists import is_listable
 
 from .folders import (
-    ACCEPTED,
     audio_files,
     find_layout,
     name_other_audio,
@@ -27,7 +25,9 @@ from .rows import Row, Source
 Folders: TypeAlias = str | Path | Sequence[str | Path]
 
 _ACCEPTED = (
-    f"{ACCEPTED} Or a manifest of SpeechBrain (.csv, .json), a Kaldi directory (wav.scp, "
+    "Accepted are DATA/wav/<speaker>/<session>/<utterance>.wav (.flac, .m4a, ...), and the same "
+    "below dev/wav, dev/aac or aac, or with the speakers directly in DATA. Between "
+    "speaker and utterance there may be any number of folders. Or a manifest of SpeechBrain (.csv, .json), a Kaldi directory (wav.scp, "
     "utt2spk, perhaps segments), WeSpeaker's raw.list or shard.list, or a cut set of lhotse "
     "(.jsonl, .jsonl.gz)."
 )
@@ -63,7 +63,7 @@ def open_sources(
     Raises
     ------
     ValueError
-        If one is not there or not recognised, or lies in another.
+        If one is not there or not recognised.
 
     Example
     -------
@@ -82,12 +82,6 @@ def open_sources(
     sources = [_open(path, option, outside_files, speaker_from) for path in paths]
     if len(sources) == 1:
         return sources
-    for one, other in permutations(paths, 2):
-        if Path(os.path.realpath(one)).is_relative_to(os.path.realpath(other)):
-            raise ValueError(
-                f"{option} has {other} and {one}, which is in it: its speakers would be "
-                "two each. Leave one."
-            )
     keys = _keys(paths, option)
     return [source._replace(key=key) for source, key in zip(sources, keys, strict=True)]
 
@@ -141,29 +135,25 @@ def _read_list(
     path: Path, read: Callable[[Path], Iterator[Row]], _: object
 ) -> Iterator[Row]:
     """Give the rows of a list of speech; one that no list of ours can hold is refused."""
-    names, speakers = set[str](), set[str | None]()
+    names = set[str]()
     for number, row in enumerate(read(path), start=1):
-        if problem := _problem(row, names, speakers):
+        if problem := _problem(row, names):
             raise ValueError(f"{path}, utterance {number} ({row.id!r}): {problem}.")
         names.add(row.id)
-        speakers.add(row.speaker)
         yield row
     if not names:
         raise ValueError(f"{path} lists no utterance.")
 
 
-def _problem(row: Row, names: set[str], speakers: set[str | None]) -> str:
-    """Say why a row of a list is refused, beside names and speakers that were taken."""
+def _problem(row: Row, names: set[str]) -> str:
+    """Say why a row of a list is refused, beside names that were taken."""
     if not row.speaker:
-        also = ", ".join(name for name, _ in row.labels)
+        also = ", ".join(name for name, _ in row.labels) or "none"
         return (
             "it has no speaker. Give one (spk_id of SpeechBrain, spk of WeSpeaker, utt2spk "
-            "of Kaldi, speaker of lhotse's supervision), or leave it out"
-            + f". Its further columns are {also}"
-            * bool(also)
+            "of Kaldi, speaker of lhotse's supervision), or leave it out. Its further "
+            f"columns: {also}"
         )
-    if row.speaker not in speakers and not is_listable(row.speaker):
-        return f"the speaker {row.speaker!r} has a tab or a line break. Rename it"
     if row.id in names:
         return "the utterance is listed twice. Leave one"
     for text in (row.id, row.speaker, *chain.from_iterable(row.labels)):

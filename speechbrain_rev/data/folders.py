@@ -30,12 +30,6 @@ from .rows import (
 
 #: Files by which a folder is recognised, and which are packed with it.
 LAYOUT_FILES = ("dev/dev.lst",)
-#: Accepted folders, in sentences for errors.
-ACCEPTED = (
-    "Accepted are DATA/wav/<speaker>/<session>/<utterance>.wav (.flac, .m4a, ...), and the same "
-    "below dev/wav, dev/aac or aac, or with the speakers directly in DATA. Between "
-    "speaker and utterance there may be any number of folders."
-)
 # A speaker's folder, perhaps folders of sessions, and the file.
 _FIRST = r"(?P<speaker>[^/]+)/(?:(?P<session>.+)/)?[^/]+"
 

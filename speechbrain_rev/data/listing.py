@@ -326,27 +326,23 @@ def _refuse_flat(source: Source, left_out: Sequence[LeftOut]) -> None:
 
 def _refuse_splits(source: Source, rows: Sequence[Row], option: str) -> None:
     """Refuse folders of speakers' folders, each of which would be one speaker."""
-    first = {row.speaker: row.name for row in reversed(rows)}
-    prefix = source.prefix
-    splits = sorted(
-        name for s in first if _SPLIT.fullmatch(name := (s or "").removeprefix(prefix))
+    first = {
+        (row.speaker or "").removeprefix(source.prefix): row.name
+        for row in reversed(rows)
+    }
+    if not first or not all(map(_SPLIT.fullmatch, first)):
+        return
+    *_, last = splits = sorted(first)
+    name = first[last].removeprefix(source.prefix)
+    level = f"--speaker_from=2 takes {name.split('/')[1]!r} of {name}"
+    if name.count("/") < 2:
+        level = f"which {name} does not have"
+    raise ValueError(
+        f"Folders called {', '.join(splits[: _EXAMPLES + 1])} in {source.path} would be "
+        f"taken for speakers. Give the one to train on as {option} ({source.path / last}), or "
+        f"the level of the speakers' folders ({level}). If these are speakers, give "
+        "--speaker_from=1."
     )
-    words = f"{', '.join(splits[: _EXAMPLES + 1])} in {source.path}"
-    if splits and len(splits) == len(first):
-        name = first[prefix + splits[-1]].removeprefix(prefix)
-        level = f"--speaker_from=2 takes {name.split('/')[1]!r} of {name}"
-        if name.count("/") < 2:
-            level = "no other folder holds the file " + name
-        raise ValueError(
-            f"Folders called {words} would be taken for speakers. Give the one to train on "
-            f"as {option} ({source.path / splits[-1]}), or the level of the speakers' "
-            f"folders ({level}). If these are speakers, give --speaker_from=1."
-        )
-    if splits:
-        logger.warning(
-            f"Folders called {words} are taken for speakers, as are the others beside "
-            "them. If they hold several speakers, move them away or set speaker_from."
-        )
 
 
 def _listed(sources: Sequence[Source], settings: DataSettings) -> ListedSpeech:

@@ -81,11 +81,6 @@ class Overview:
         rate = self.settings.sample_rate
         return [one.samples / rate for one in self.account.utterances]
 
-    @property
-    def format(self) -> str:
-        """What the folders or lists were recognised as."""
-        return ", ".join(source.format for source in self.account.listing.sources)
-
     def of_speakers(self) -> Mapping[str, int]:
         """Count utterances by speaker."""
         return {speaker: len(names) for speaker, names in self.account.usable.items()}
@@ -95,7 +90,7 @@ class Overview:
         of_speakers, account = self.of_speakers(), self.account
         return {
             "data_folder": self.settings.data_folder,
-            "format": self.format,
+            "format": ", ".join(one.format for one in account.listing.sources),
             "seen": account.listing.seen(),
             "utterances": len(self.seconds),
             "speakers": len(of_speakers),

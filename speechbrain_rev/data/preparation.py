@@ -183,7 +183,7 @@ def prepare(
         made.update(listing.digest().encode())
         same = earlier.get("digest") == made.hexdigest()
         if begun and not same:
-            raise ValueError(_changed(save_folder, earlier.get("settings"), given))
+            raise ValueError(_changed(save_folder, earlier.get("settings", {}), given))
         checks = earlier.get("checks", {})
         changed = [name for name in checks if checks[name] != settings.checks()[name]]
         if begun and changed:
@@ -320,7 +320,7 @@ def read_prepared(save_folder: str | Path) -> Prepared:
     Raises
     ------
     ValueError
-        If a list is missing or is not as it was written.
+        If a list is not as it was written.
     """
     sums = sums_in(save_folder)
     lacking = [name for name in (*LISTS, RECORD) if name not in sums]
@@ -331,11 +331,6 @@ def read_prepared(save_folder: str | Path) -> Prepared:
             "it was. To take the lists as they are, delete it."
         )
     for name in sums.keys() & {*LISTS}:
-        if not Path(save_folder, name).is_file():
-            raise ValueError(
-                f"{save_folder} has a {RECORD} but no {name}. Bring the file back; where "
-                f"no run has begun, deleting {RECORD} lists the data anew."
-            )
         check_sum(Path(save_folder, name))
     prepared: Prepared = _record(save_folder)["prepared"]
     return prepared
@@ -355,15 +350,10 @@ def _record(save_folder: str | Path) -> dict[str, Any]:
 
 
 def _changed(
-    save_folder: Path, earlier: Mapping[str, object] | None, now: Mapping[str, object]
+    save_folder: Path, earlier: Mapping[str, object], now: Mapping[str, object]
 ) -> str:
     """Say what differs from the data that a run began with, and how to list them anew."""
     folder = save_folder.parent
-    if earlier is None:
-        return (
-            f"{folder} has checkpoints, but no {RECORD} that names their speakers. "
-            "List anew: --output_folder=FOLDER."
-        )
     names = [name for name in {**earlier, **now} if earlier.get(name) != now.get(name)]
     changes = [
         f"the content of {name}"

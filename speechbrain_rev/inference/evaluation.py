@@ -79,19 +79,12 @@ def moved(path: str, settings: Mapping[str, Any], data_folder: str | None) -> Pa
     >>> moved("/old/lists/one.txt", {"data_folder": "/old"}, "/new").as_posix()
     '/new/lists/one.txt'
     """
-    if data_folder is None:
-        return Path(path)
     earlier = settings["data_folder"]
-    if not isinstance(earlier, str):
-        raise ValueError(
-            f"this run's data_folder is {earlier}, of which one folder cannot take the "
-            "place. Leave --data_folder out; where data have moved, link the old folders "
-            "to the new ones."
-        )
-    absolute, earlier = os.path.abspath(path), os.path.abspath(earlier)
-    if not Path(absolute).is_relative_to(earlier):
-        return Path(path)
-    return Path(data_folder, Path(absolute).relative_to(earlier))
+    for folder in [earlier] if isinstance(earlier, str) else earlier:
+        below = os.path.relpath(path, folder)
+        if data_folder is not None and Path(below).parts[:1] != ("..",):
+            return Path(data_folder, below)
+    return Path(path)
 
 
 def lists_of(
@@ -128,7 +121,7 @@ def lists_of(
     ValueError: this run has no trial_lists. Give some: --trial_lists LIST ...
     """
     own = [moved(path, settings, data_folder) for path in settings["trial_lists"]]
-    paths = [Path(path) for path in given] if given else own
+    paths = [*map(Path, given or own)]
     if not paths:
         raise ValueError(
             "this run has no trial_lists. Give some: --trial_lists LIST [LIST ...], for "
@@ -281,8 +274,9 @@ def files_of_run(
     if not trials_folder and data_folder:
         given = [folder] if isinstance(folder, str) else folder
         folder = [moved(one, settings, data_folder) for one in given]
-    option = "trials_folder or data_folder"
-    sources = open_sources(folder, option, outside_files=outside_files)
+    sources = open_sources(
+        folder, "trials_folder or data_folder", outside_files=outside_files
+    )
     return (
         trial_files(lists_of(trials, settings, data_folder), sources),
         cohort_files(
@@ -357,7 +351,7 @@ def extract(
         if process_rank() == 0:
             archives[path] = embed_into(path, embedder, files, channel=channel)
     if process_rank() == 0:
-        # The file of the cohort has no other embeddings, which AS-Norm would count.
+        # AS-Norm counts all embeddings in the cohort's file: others are kept beside it.
         written, embedded = EmbeddingArchive.load(path), archives[path]
         if len(written.names) > len(embedded.names):
             aside = path.with_stem(f"{path.stem}_{len(written.names)}")

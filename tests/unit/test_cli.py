@@ -790,7 +790,7 @@ class TestData:
         ("below", "words"),
         [
             (["", ""], "PATH is ["),
-            (["", "wav"], "PATH has "),
+            (["", "wav"], "is the same audio as"),
             (["split"], "Give the one to train on as PATH ("),
         ],
     )

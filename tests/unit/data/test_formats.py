@@ -354,7 +354,7 @@ BAD_TABLES = [
 ]
 BAD_FILES = [
     ("a.csv", "ID,spk_id\nu,ann\n", "line 2: it has no wav"),
-    ("a.csv", "ID,wav,who\nu,a.wav,ann\n", r"'u'\): .* no speaker.* columns are who"),
+    ("a.csv", "ID,wav,who\nu,a.wav,ann\n", r"'u'\): .* no speaker.* columns: who"),
     ("a.csv", "ID,wav,spk_id\nu,a.wav,\n", r"utterance 1 \('u'\): it has no speaker"),
     (
         "a.csv",
