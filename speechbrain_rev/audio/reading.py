@@ -156,10 +156,10 @@ def _decoded_length(path: str, changed: tuple[int, int]) -> int:
     """Count samples; of a file that is looked at, and then read, once."""
     del changed
     with _opened(path) as audio:
-        return sum(map(len, _blocks(audio, _DECODED)))
+        return sum(map(len, _read_in_blocks(audio, _DECODED)))
 
 
-def _blocks(audio: _Opened, size: int) -> Iterator[NDArray[np.float32]]:
+def _read_in_blocks(audio: _Opened, size: int) -> Iterator[NDArray[np.float32]]:
     place = 0
     while len(values := audio.read(place, size)):
         place += len(values)
@@ -395,7 +395,7 @@ def read_blocks(
     """
     with _opened(path) as audio:
         is_empty = True
-        for values in _blocks(audio, block_samples):
+        for values in _read_in_blocks(audio, block_samples):
             is_empty = False
             yield torch.from_numpy(values).T
         if is_empty:
