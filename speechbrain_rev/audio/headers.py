@@ -45,17 +45,16 @@ class Sizes(NamedTuple):
         Where the samples end; where the file does, if it is a stream.
     size : int
         How many bytes they have.
-    is_sphere : bool
-        Whether libsndfile reads on behind them.
     head : bytes
-        The header that has a size, by which libsndfile reads a stream; empty of others.
+        The header that libsndfile must read, of the part of the file that ends with the
+        samples: of a stream one that has a size, of SPHERE its own. Empty where libsndfile
+        reads the file itself right.
     widths : frozenset of int
         Bytes of a sample by other numbers of the header than those that libsndfile reads.
     """
 
     end: int
     size: int
-    is_sphere: bool = False
     head: bytes = b""
     widths: frozenset[int] = frozenset()
 
@@ -208,4 +207,4 @@ def _read_sphere(file: BinaryIO) -> Sizes | None:
     if begin is None or not all(numbers.get(name) for name in names):
         return None
     size = math.prod(numbers[name] for name in names)
-    return Sizes(int(begin[1]) + size, size, is_sphere=True)
+    return Sizes(int(begin[1]) + size, size, head=head)

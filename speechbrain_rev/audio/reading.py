@@ -460,7 +460,7 @@ def _open_soundfile(path: str | Path, file: BinaryIO) -> Iterator[_SoundFile]:
     sizes, file_bytes = read_sizes(file), file.seek(0, io.SEEK_END)
     # libsndfile reads a path faster than the members of a tar and corrected headers.
     source: Any = file if isinstance(file, FilePart) else str(path)
-    if sizes is not None and (sizes.head or sizes.is_sphere):
+    if sizes is not None and sizes.head:
         source = FilePart(file, 0, min(sizes.end, file_bytes), head=sizes.head)
     file.seek(0)
     with _SoundFile(source) as audio:
