@@ -45,21 +45,17 @@ class Sizes(NamedTuple):
         Where the samples end; where the file does, if it is a stream.
     size : int
         How many bytes they have.
-    is_sphere : bool
-        Whether libsndfile reads on behind them.
-    place : int
-        Where the header must have another size so that libsndfile reads a stream.
-    instead : bytes
-        This size; empty if none is needed.
+    head : bytes
+        The header that libsndfile must read, of the part of the file that ends with the
+        samples: of a stream one that has a size, of SPHERE its own. Empty where libsndfile
+        reads the file itself right.
     widths : frozenset of int
         Bytes of a sample by other numbers of the header than those that libsndfile reads.
     """
 
     end: int
     size: int
-    is_sphere: bool = False
-    place: int = 0
-    instead: bytes = b""
+    head: bytes = b""
     widths: frozenset[int] = frozenset()
 
     def check(self, path: str | Path, file_bytes: int, subtype: str) -> None:
@@ -141,8 +137,9 @@ def _read_riff(file: BinaryIO, order: str) -> Sizes | None:
                     f"{file.name} cannot be read as audio: it holds {rest} bytes, more than "
                     "its kind of header can say. Convert it to FLAC."
                 )
-            instead = struct.pack(form, rest)
-            return Sizes(whole, rest, place=place, instead=instead, widths=widths)
+            head = bytearray(_bytes_at(file, 0, begin))
+            struct.pack_into(form, head, place, rest)
+            return Sizes(whole, rest, head=bytes(head), widths=widths)
         if rest - size > _MOST_PASSED_OVER:
             _refuse_more(file, begin + size, order, whole)
         return Sizes(begin + size, size, widths=widths)
@@ -210,4 +207,4 @@ def _read_sphere(file: BinaryIO) -> Sizes | None:
     if begin is None or not all(numbers.get(name) for name in names):
         return None
     size = math.prod(numbers[name] for name in names)
-    return Sizes(int(begin[1]) + size, size, is_sphere=True)
+    return Sizes(int(begin[1]) + size, size, head=head)

@@ -157,10 +157,10 @@ def _decoded_length(path: str, changed: tuple[int, int]) -> int:
     """Count samples; of a file that is looked at, and then read, once."""
     del changed
     with _opened(path) as audio:
-        return sum(map(len, _blocks(audio, _DECODED)))
+        return sum(map(len, _read_in_blocks(audio, _DECODED)))
 
 
-def _blocks(audio: _Opened, size: int) -> Iterator[NDArray[np.float32]]:
+def _read_in_blocks(audio: _Opened, size: int) -> Iterator[NDArray[np.float32]]:
     place = 0
     while len(values := audio.read(place, size)):
         place += len(values)
@@ -396,7 +396,7 @@ def read_blocks(
     """
     with _opened(path) as audio:
         is_empty = True
-        for values in _blocks(audio, block_samples):
+        for values in _read_in_blocks(audio, block_samples):
             is_empty = False
             yield torch.from_numpy(values).T
         if is_empty:
@@ -464,9 +464,8 @@ def _open_soundfile(path: str | Path, file: BinaryIO) -> Iterator[_SoundFile]:
     sizes, file_bytes = read_sizes(file), file.seek(0, io.SEEK_END)
     # libsndfile reads a path faster than the members of a tar and corrected headers.
     source: Any = file if isinstance(file, FilePart) else str(path)
-    if sizes is not None and (sizes.instead or sizes.is_sphere):
-        end = min(sizes.end, file_bytes)
-        source = FilePart(file, 0, end, place=sizes.place, instead=sizes.instead)
+    if sizes is not None and sizes.head:
+        source = FilePart(file, 0, min(sizes.end, file_bytes), head=sizes.head)
     file.seek(0)
     with _SoundFile(source) as audio:
         if sizes is not None:

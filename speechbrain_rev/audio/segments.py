@@ -72,16 +72,12 @@ def find_segment(path: str | Path) -> Segment | None:
     # Most paths have none, which is seen at once.
     found = _SEGMENT.fullmatch(text) if "+" in text else None
     # A folder, a packed one or a tar may hold a file of such a name.
-    if found is None or os.path.isdir(found[1]) or _is_in(path):
+    if found is None or os.path.isdir(found[1]):
+        return None
+    if (inside := find_tar(path)) and inside[0].member(inside[1]):
         return None
     samples, channel = (int(text) if text else None for text in found.groups()[2:])
     return Segment(Path(found[1]), int(found[2]), samples, channel)
-
-
-def _is_in(path: str | Path) -> bool:
-    """Return whether a packed folder or a tar has this very file."""
-    inside = find_tar(path)
-    return inside is not None and inside[0].member(inside[1]) is not None
 
 
 def file_of(path: str | Path) -> Path:

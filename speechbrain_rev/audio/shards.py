@@ -234,7 +234,7 @@ def stamp_of(path: str | Path) -> tuple[int, int]:
 
 
 class FilePart(io.RawIOBase):
-    """A part of a file as a file of its own, to be read, with other bytes in one place.
+    """A part of a file as a file of its own, to be read, perhaps with another beginning.
 
     Parameters
     ----------
@@ -244,10 +244,8 @@ class FilePart(io.RawIOBase):
         Where the part begins in it, and its bytes.
     name : str
         What the part is called in errors.
-    place : int
-        Where other bytes are read than there are, counted from the part's beginning.
-    instead : bytes
-        These.
+    head : bytes
+        What is read in the place of as many bytes at its beginning.
     """
 
     def __init__(
@@ -257,12 +255,11 @@ class FilePart(io.RawIOBase):
         size: int,
         *,
         name: str = "",
-        place: int = 0,
-        instead: bytes = b"",
+        head: bytes = b"",
     ) -> None:
         self.name = name
         self._file, self._begin, self._size = file, begin, size
-        self._place, self._instead = place, instead
+        self._head = head
         self.seek(0)
 
     def readable(self) -> bool:
@@ -276,11 +273,8 @@ class FilePart(io.RawIOBase):
         begin = self.tell()
         into = memoryview(buffer)[: max(0, self._size - begin)]
         count: int = self._file.readinto(into)  # type: ignore[attr-defined]
-        first = max(begin, self._place)
-        last = min(begin + count, self._place + len(self._instead))
-        if first < last:
-            other = self._instead[first - self._place : last - self._place]
-            into[first - begin : last - begin] = other
+        head = self._head[begin : begin + count]
+        into[: len(head)] = head
         return count
 
     def tell(self) -> int:

@@ -164,7 +164,10 @@ class SpeakerAugment:
         self.n_speakers = out_n_neurons // len(self.speeds)
         self.chunk_samples = chunk_samples
         self.sample_rate = sample_rate
-        self.resample, self.channel = resample, channel
+        self.channel = channel
+        self._read_audio = partial(
+            read_audio, sample_rate=sample_rate, resample=resample
+        )
         self.augment_prob = augment_prob
         self.snr_range = (float(snr_low), float(snr_high))
         self.noise_root = noise_folder
@@ -374,18 +377,11 @@ class SpeakerAugment:
                 low, high = self._snr_range_of(path)
                 snrs_db.append(low + level * (high - low))
             else:
-                read = partial(
-                    read_audio,
-                    sample_rate=self.sample_rate,
-                    resample=self.resample,
-                    channel=0,
-                )
+                read = partial(self._read_audio, channel=0)
                 _, rirs[row] = self._first_readable(self.rir_files, choice, read)
         if noises:
-            rows, levels = (
-                list(noises),
-                torch.tensor(snrs_db, dtype=torch.float32).to(wavs).unsqueeze(1),
-            )
+            rows = list(noises)
+            levels = torch.tensor(snrs_db, dtype=torch.float32).to(wavs).unsqueeze(1)
             wavs[rows] = add_noise(wavs[rows], _stacked(noises, wavs), levels)
         if rirs:
             rows = list(rirs)
@@ -443,13 +439,8 @@ class SpeakerAugment:
         if not available:
             raise ValueError(f"{path} holds no samples. Remove it from noise_folder.")
         start = int(place * (max(0, available - self.chunk_samples) + 1))
-        noise = read_audio(
-            path,
-            sample_rate=self.sample_rate,
-            resample=self.resample,
-            channel=self.channel,
-            start=start,
-            samples=self.chunk_samples,
+        noise = self._read_audio(
+            path, channel=self.channel, start=start, samples=self.chunk_samples
         )
         return repeat_to(noise, self.chunk_samples)
 

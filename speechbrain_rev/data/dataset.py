@@ -124,14 +124,9 @@ class ChunkDataset(Dataset[Chunk]):
         self.manifest = Manifest.of(utterances)
         # A packed folder that is open here costs forked processes no memory.
         find_packed(self.path_of(0))
-        names = self.manifest.speaker_names
-        if unknown := [name for name in names if name not in speaker_numbers]:
-            raise ValueError(
-                f"{len(unknown)} speakers of the manifest have no number, the first "
-                f"{unknown[0]!r}: train.csv and label_encoder.txt are of two "
-                "preparations. Prepare the data again."
-            )
-        self._numbers = np.array([speaker_numbers[name] for name in names])
+        self._numbers = np.array(
+            [speaker_numbers[name] for name in self.manifest.speaker_names]
+        )
         self.samples = samples
         self._read_audio = partial(
             read_audio, sample_rate=sample_rate, resample=resample, channel=channel

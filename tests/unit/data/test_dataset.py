@@ -88,12 +88,6 @@ def test_a_batch_read_at_once_is_that_of_its_chunks(utterances, gone):
     assert len(batch.unread) == 1
 
 
-def test_speakers_that_have_no_number_are_named(utterances):
-    numbers = {u.spk_id: n for n, u in enumerate(utterances) if u.spk_id != "id00001"}
-    with pytest.raises(ValueError, match=r"1 speakers .* have no number.*'id00001'"):
-        ChunkDataset(utterances, numbers, samples=SAMPLES)
-
-
 class TestUnreadable:
     def test_another_file_takes_its_place(self, utterances, gone):
         chunks = dataset([utterances[0], gone, *utterances[2:]])
