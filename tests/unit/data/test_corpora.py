@@ -8,6 +8,7 @@ import soundfile
 import torch
 
 from speechbrain_rev.data import SpeakerAugment, open_sources, read_manifest
+from speechbrain_rev.data.checking import take_account
 from speechbrain_rev.data.corpora import noise_files
 from speechbrain_rev.data.listing import DataSettings, list_speech
 from speechbrain_rev.data.manifest import Cause
@@ -150,9 +151,9 @@ def test_corpora_of_one_name_are_named_by_what_tells_them_apart(corpus, tmp_path
 
 
 def test_corpora_that_overlap_are_refused(corpus):
-    folders = [str(corpus), str(corpus / "wav")]
+    settings = DataSettings([str(corpus), str(corpus / "wav")])
     with pytest.raises(ValueError, match="is the same audio as"):
-        list_speech(DataSettings(folders))
+        take_account(list_speech(settings), settings)
     with pytest.raises(ValueError, match="Give each folder or list once"):
         open_sources([corpus, corpus])
 

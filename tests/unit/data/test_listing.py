@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from speechbrain_rev.audio import audio_exists
+from speechbrain_rev.audio import audio_exists, audio_info
 from speechbrain_rev.data import (
     FORMATS,
     LAYOUTS,
@@ -19,10 +19,12 @@ from speechbrain_rev.data import (
     open_sources,
     read_manifest,
 )
+from speechbrain_rev.data.checking import take_account
 from speechbrain_rev.data.labels import read_labels
-from speechbrain_rev.data.listing import DataSettings
+from speechbrain_rev.data.listing import DataSettings, list_speech
 from speechbrain_rev.data.manifest import Cause
 from speechbrain_rev.data.packing import pack
+from speechbrain_rev.data.rows import find_rows
 from speechbrain_rev.scoring import read_trials
 from tests.corpus import write_corpus
 from tests.unit.data.conftest import left_out
@@ -566,3 +568,69 @@ class TestKaldisTrials:
         self.spk2utt.unlink()
         trials.write_text(trials.read_text().replace("id00001 ", "id00001-s00-00000 "))
         assert prepared(self.data, valid_trials=str(trials)).valid_trials == 2
+
+
+# ------------------------------------------------------------ odd files and names
+
+
+def test_one_part_of_a_recording_is_found_however_it_is_written(corpus, tmp_path):
+    audio = sorted(corpus.rglob("*.wav"))
+    samples = audio_info(audio[0]).samples
+    detour = f"{audio[0].parent}/../{audio[0].parent.name}/{audio[0].name}"
+    for path, start, stop in (
+        (audio[0], "0", str(samples)),
+        (detour, "", ""),
+        (detour, "0", str(samples)),
+    ):
+        lines = (
+            f"ID,wav,start,stop,spk_id\na,{audio[0]},,,x\nb,{path},{start},{stop},y\n"
+        )
+        (tmp_path / "list.csv").write_text(lines)
+        settings = DataSettings(str(tmp_path / "list.csv"))
+        with pytest.raises(
+            ValueError, match="'b' of 'y' is the same audio as 'a' of 'x'"
+        ):
+            take_account(list_speech(settings), settings)
+
+
+def test_a_pipe_is_no_audio_and_is_not_waited_for(corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / "data")
+    folder = next((tmp_path / "data").rglob("*.wav")).parent
+    os.mkfifo(folder / "pipe.wav")
+    settings = DataSettings(str(tmp_path / "data"))
+    account = take_account(list_speech(settings), settings)
+    (problem,) = account.problems
+    assert problem.path.endswith("pipe.wav")
+    assert "no regular file" in problem.detail
+
+
+def test_a_link_that_leads_nowhere_cannot_be_read(corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / "data")
+    folder = next((tmp_path / "data").rglob("*.wav")).parent
+    (folder / "gone.wav").symlink_to(tmp_path / "nowhere.wav")
+    settings = DataSettings(str(tmp_path / "data"))
+    (problem,) = take_account(list_speech(settings), settings).problems
+    assert problem.cause is Cause.UNREADABLE
+
+
+def test_a_corpus_with_a_decomposed_name_has_names_as_others(corpus, tmp_path):
+    for name in ("jose\u0301", "plain"):
+        shutil.copytree(corpus / "wav", tmp_path / name)
+    sources = open_sources([tmp_path / "jose\u0301", tmp_path / "plain"])
+    (tmp_path / "plain" / "id00001" / "s00" / "00000.wav").unlink()
+    found = find_rows(
+        sources, ["id00001/s00/00000.wav", "jos\u00e9/id00000/s00/00000.wav"]
+    )
+    assert not found.missing
+    assert {row.speaker for row in found.rows.values()} == {
+        "jos\u00e9/id00001",
+        "jos\u00e9/id00000",
+    }
+
+
+def test_one_name_before_all_files_is_no_speaker(corpus, tmp_path):
+    (tmp_path / "flat").mkdir()
+    for number, path in enumerate(sorted(corpus.rglob("*.wav"))[:4]):
+        shutil.copy(path, tmp_path / "flat" / f"rec_{number}.wav")
+    listing = list_speech(DataSettings(str(tmp_path / "flat")))
+    assert {one.cause for one in listing.left_out} == {Cause.NO_SPEAKER}

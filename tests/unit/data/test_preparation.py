@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import soundfile
 
@@ -368,3 +369,17 @@ def test_a_list_of_other_files_of_equal_names_and_sizes_is_other_data(
     else:
         with pytest.raises(ValueError, match="names, sizes or speakers of the files"):
             prepared(lists[1])
+
+
+def test_a_begun_run_on_moved_data_keeps_its_checks(corpus, prepared, tmp_path):
+    shutil.copytree(corpus, tmp_path / "data")
+    first = min((tmp_path / "data").rglob("*.wav"))
+    soundfile.write(first, np.zeros(2080), 16000)
+    prepared(tmp_path / "data")
+    (tmp_path / "save" / "CKPT+1").mkdir()
+    (tmp_path / "save" / "CKPT+1" / "CKPT.yaml").touch()
+    before = (tmp_path / "save" / "train.csv").read_text()
+    (tmp_path / "data").rename(tmp_path / "moved")
+    prepared(tmp_path / "moved", check_audio=True, bad_files="drop")
+    after = (tmp_path / "save" / "train.csv").read_text()
+    assert after == before.replace(f"{tmp_path}/data/", f"{tmp_path}/moved/")
