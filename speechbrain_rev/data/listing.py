@@ -291,6 +291,12 @@ def list_speech(settings: DataSettings, option: str = "data_folder") -> ListedSp
         # Files of other formats are listed too, so that none is dropped silently.
         begin, before = len(rows), len(left_out)
         rows += progress_bar("listing", source.rows(left_out), unit="file")
+        if settings.speaker_from is not None and len(rows) == begin:
+            raise ValueError(
+                f"speaker_from is {settings.speaker_from!r}, and finds no speaker in the "
+                f"names of {source.path}, such as "
+                f"{left_out[before].path.removeprefix(f'{source.path}/')}."
+            )
         if source.whose is not None and settings.speaker_from is None:
             _refuse_flat(source, left_out[before:])
             _refuse_splits(source, rows[begin:], option)
