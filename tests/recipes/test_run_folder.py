@@ -315,7 +315,7 @@ def test_settings_that_differ_from_those_of_a_run_are_listed(again, folder):
 
 def test_checking_that_a_run_no_longer_does_is_no_changed_setting(again, caplog):
     assert "check_audio" not in again(number_of_epochs=2, check_audio=True)
-    assert "check_audio has no effect" in caplog.text
+    assert "check_audio: no effect" in caplog.text
 
 
 def test_other_processes_than_those_of_the_checkpoint_are_listed(again, monkeypatch):
