@@ -176,7 +176,13 @@ class PackedAudio:
         start = min(start, length)
         count = length - start if samples is None else min(samples, length - start)
         size, begin = count * kind.itemsize, start * kind.itemsize
-        data = os.pread(self._file, size, int(self._begins[row]) + begin)
+        place = int(self._begins[row]) + begin
+        data = os.pread(self._file, size, place)
+        # One call reads 2 GiB at most.
+        while len(data) < size and (
+            more := os.pread(self._file, size - len(data), place + len(data))
+        ):
+            data += more
         if len(data) != size:
             raise ValueError(f"{self.folder}/{name}: {TAR} ends before it does")
         worth = np.float32(1 / FULL_SCALE if kind == INTEGERS else 1)

@@ -287,7 +287,9 @@ def test_speaker_from_names_a_level_or_a_pattern(
         ValueError, match=r"speaker_from is 2, and .* lists its speakers"
     ):
         prepared(as_kaldi(rows_of(corpus), tmp_path / "kaldi"), "k", speaker_from=2)
-    with pytest.raises(ValueError, match="is .nobody., and finds no speaker in the names"):
+    with pytest.raises(
+        ValueError, match="is .nobody., and finds no speaker in the names"
+    ):
         prepared(data, "none", speaker_from="nobody")
 
 
