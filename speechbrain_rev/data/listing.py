@@ -351,8 +351,7 @@ def _refuse_equal_parts(rows: Iterable[Row]) -> None:
     for row in rows:
         part = row.path, row.start, row.samples, row.channel
         other = known.setdefault(hash(part), row)
-        same = other.path, other.start, other.samples, other.channel
-        if other.speaker != row.speaker and same == part:
+        if other.speaker != row.speaker and part == (other.path, *other[3:6]):
             raise ValueError(
                 f"{row.id!r} of {row.speaker!r} is the same audio as {other.id!r} of "
                 f"{other.speaker!r}: {row.wav}. Leave one."
