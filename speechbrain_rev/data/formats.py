@@ -83,8 +83,9 @@ def _each_line(
     path: Path, form: str, make: Callable[[Path, str], Result]
 ) -> Iterator[Result]:
     """Make rows of each line, and of the folder that files are relative to."""
+    folder = path.parent
     for number, line in enumerate(each_line(path, form), start=1):
-        yield _at(f"{path}, line {number}", make, path.parent, line)
+        yield _at(f"{path}, line {number}", make, folder, line)
 
 
 def read_speechbrain(path: Path) -> Iterator[Row]:
@@ -115,11 +116,12 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
     [32000]
     """
     text = "\n".join(each_line(path, "ID,duration,wav,start,stop,spk_id"))
+    folder = path.parent
     if path.suffix.lower() == ".json":
         for name, given in _at(str(path), _json, text).items():
             fields = given if isinstance(given, dict) else {}
             place = f"{path}, {name!r}"
-            yield _at(place, _speechbrain_row, path.parent, {**fields, "ID": name})
+            yield _at(place, _speechbrain_row, folder, {**fields, "ID": name})
         return
     # A dictionary of csv.DictReader takes three times as long.
     table = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -133,7 +135,7 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
                     "quotes."
                 )
             given = dict(zip(columns, row, strict=True))
-            yield _at(place, _speechbrain_row, path.parent, given)
+            yield _at(place, _speechbrain_row, folder, given)
     except csv.Error as error:
         raise ValueError(
             f"{path}, line {table.line_num}: it is no CSV ({error}). Write it again."
@@ -532,7 +534,7 @@ def _whole_number(given: Mapping[str, Any], key: str) -> int | None:
     value = given.get(key)
     if value is None or value == "":
         return None
-    if not str(value).strip().isdecimal():
+    if not str(value).isdecimal():
         raise ValueError(
             f"{key} is {value!r}. Give a whole number from 0 on; times are in samples."
         )
