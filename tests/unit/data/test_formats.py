@@ -288,7 +288,7 @@ def test_speaker_from_names_a_level_or_a_pattern(
     ):
         prepared(as_kaldi(rows_of(corpus), tmp_path / "kaldi"), "k", speaker_from=2)
     with pytest.raises(
-        ValueError, match="is .nobody., and finds no speaker in the names"
+        ValueError, match=r"is .nobody., and finds no speaker in the names"
     ):
         prepared(data, "none", speaker_from="nobody")
 
