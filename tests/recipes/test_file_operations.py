@@ -137,8 +137,9 @@ class TestExtraction(Tried):
 
         def read():
             """Of other batches, sums are rounded otherwise."""
-            archives = map(EmbeddingArchive.load, sorted(folder.iterdir()))
-            return [(one.names, one.sources) for one in archives]
+            archives = map(EmbeddingArchive.load, sorted(folder.glob("*.npz")))
+            speakers = (folder / "speakers.json").read_text()
+            return [speakers, *((one.names, one.sources) for one in archives)]
 
         return Case(
             work=script("extract", scorable, "--device=cpu"),

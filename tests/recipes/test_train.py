@@ -234,7 +234,7 @@ def test_a_terminal_is_shown_what_asks_something_and_the_log_has_the_rest(
     [
         (
             {"data_folder": "nowhere"},
-            r"data folder nowhere does not exist.*Give the folder",
+            r"data folder .*nowhere does not exist.*Give the folder",
         ),
         ({"max_grad_norm": -1.0}, "reverse every gradient"),
         ({"batch_size": 400}, "16 utterances"),
@@ -262,8 +262,8 @@ def test_settings_that_cannot_work_are_refused_by_name(
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"data_folder": "nowhere"}, "data folder nowhere does not exist"),
-        ({"train_list": "nowhere.txt"}, "list nowhere.txt does not exist"),
+        ({"data_folder": "nowhere"}, "data folder .*nowhere does not exist"),
+        ({"train_list": "nowhere.txt"}, "No such file or directory: 'nowhere.txt'"),
         ({"noise_folder": "nowhere"}, "noise_folder is nowhere, which does not exist"),
         ({"rir_folder": "nowhere"}, "rir_folder is nowhere, which does not exist"),
     ],
@@ -272,7 +272,7 @@ def test_data_that_are_not_there_are_refused_before_a_folder_is_made(
     train, data, tmp_path, options, changed, words
 ):
     argv = [*arguments(data, tmp_path / "results" / "run", **changed), *options]
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
         train.main(argv)
     assert not any(tmp_path.iterdir())
 
