@@ -22,7 +22,7 @@ from speechbrain_rev.lists import read_lines
 #: Columns that each manifest has; those behind them are labels.
 RESERVED = "ID", "wav", "samples", "spk_id"
 # Bytes that are taken apart at a time.
-_BLOCK_BYTES = 2**20
+_BLOCK_BYTES = 2**18
 
 
 # A million of them are in memory while data are prepared: no dictionary each.
@@ -361,7 +361,8 @@ def _separated(
     try:
         while block := file.read(_BLOCK_BYTES) + file.readline():
             rows = block.replace(b"\r\n", b"\n") if b"\r" in block else block
-            rows.decode()
+            if not rows.isascii():
+                rows.decode()
             if b'"' in rows or b"\r" in rows:
                 break
             if rows := rows.rstrip(b"\n"):
