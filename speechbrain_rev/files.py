@@ -676,7 +676,15 @@ def made_of(kind: type[Instance], values: Mapping[str, Any]) -> Instance:
         if field.name not in values:
             continue
         given, hint = values[field.name], hints[field.name]
-        values[field.name] = value = _converted(given, hint)
+        value = given
+        for part in get_args(hint) if get_origin(hint) is UnionType else (hint,):
+            if isinstance(value, list) and get_origin(part) is tuple:
+                item = get_args(part)[0]
+                nested = is_dataclass(item)
+                value = tuple(made_of(item, each) if nested else each for each in value)
+            elif isinstance(value, dict) and is_dataclass(part):
+                value = made_of(cast("type[DataclassInstance]", part), value)
+        values[field.name] = value
         least = -_LARGEST if "signed" in field.metadata else 0
         if not fits(value, hint, least):
             has_numbers = re.search(r"\b(int|float)\b", str(field.type))
@@ -685,16 +693,6 @@ def made_of(kind: type[Instance], values: Mapping[str, Any]) -> Instance:
                 f"{field.name} is {reprlib.repr(given)} and takes {field.type}{bounds}"
             )
     return kind(**values)
-
-
-def _converted(value: Any, hint: Any) -> Any:
-    """Make the declared tuple of a list, and the declared dataclass of a mapping."""
-    for part in get_args(hint) if get_origin(hint) is UnionType else (hint,):
-        if isinstance(value, list) and get_origin(part) is tuple:
-            return tuple(_converted(item, get_args(part)[0]) for item in value)
-        if isinstance(value, dict) and is_dataclass(part):
-            return made_of(cast("type[DataclassInstance]", part), value)
-    return value
 
 
 def fits(value: Any, hint: Any, least: int = 0) -> bool:

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 _UNKNOWN = 2**63 - 1
 # Samples that are read at a time to the end of a file, whose header may lie about it.
 _BLOCK_SAMPLES = 2**22
+# A FLAC frame of silence has up to 65,535 samples in 10 bytes or more.
+_SAMPLES_PER_BYTE = 8192
 # Samples that are decoded at a time from the beginning.
 _DECODED = 2**14
 # soundfile raises the second for formats without a header, such as .raw.
@@ -119,6 +121,13 @@ class _OfSoundfile:
         self._place = 0
 
     def length(self, *, estimate: bool) -> int:
+        with open_bytes(self.path) as file:
+            file_bytes = file.seek(0, io.SEEK_END)
+        if self.audio.frames > _SAMPLES_PER_BYTE * file_bytes:
+            raise ValueError(
+                f"{self.path} cannot be read as audio: its header says {self.audio.frames} "
+                f"samples, more than {file_bytes} bytes can hold. Copy or convert it again."
+            )
         return int(self.audio.frames)
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
