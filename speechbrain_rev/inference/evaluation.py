@@ -360,8 +360,16 @@ def extract(
             archives[aside] = written
     if process_rank() == 0:
         speakers = {name: row.speaker for name, row in trials.items()}
+        # The archive keeps the utterances of other lists, too.
+        speakers = _read_speakers(Path(folder)) | speakers
         write_whole(Path(folder, SPEAKERS), json.dumps(speakers) + "\n")
     return archives
+
+
+def _read_speakers(folder: Path) -> dict[str, str | None]:
+    """Read the speakers of utterances that were embedded; none where there is no file."""
+    path = folder / SPEAKERS
+    return dict(read_json(path)) if path.is_file() else {}
 
 
 @dataclass(frozen=True)
@@ -468,8 +476,7 @@ def score(
     if process_rank():
         return None
     by_name = {name: speaker_of_name(name) for name in trials.names}
-    if (folder / SPEAKERS).is_file():
-        by_name = read_json(folder / SPEAKERS)
+    by_name |= _read_speakers(folder)
     remarks = []
     if top_n < cohort_top_n:
         remarks.append(

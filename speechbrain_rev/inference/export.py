@@ -376,7 +376,10 @@ def _trained(facts: CardFacts) -> str:
     described = {*DESCRIBED, "lr", "device", *vars(used), *record.versions}
     for earlier in record.earlier:
         values = [f"{n} {v}" for n, v in earlier.values.items() if n in described]
-        rows[f"otherwise in the first {earlier.epochs:.3g} epochs"] = "; ".join(values)
+        # An extension alone changes nothing that the card lists.
+        if values:
+            row = f"otherwise in the first {earlier.epochs:.3g} epochs"
+            rows[row] = "; ".join(values)
     shown = ("null" if value is None else value for value in rows.values())
     return (
         f"{data.utterances:,} utterances of {data.speakers:,} speakers, of "

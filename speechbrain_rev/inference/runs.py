@@ -23,7 +23,8 @@ from speechbrain_rev.files import fits, made_of, parse_json, refusing, write_who
 from speechbrain_rev.inference.untrusted import read_own, short
 from speechbrain_rev.lobes.checkpointer import place_in_run, run_in
 
-#: The record, the weights of its end, and the settings that SpeechBrain's loader builds, in output_folder.
+#: In output_folder: the record, the weights of the run's end, and the settings that
+#: SpeechBrain's loader builds.
 RECORD, WEIGHTS = "run.json", "embedding_model.ckpt"
 HYPERPARAMS = "hyperparams.yaml"
 

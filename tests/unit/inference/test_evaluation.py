@@ -198,6 +198,17 @@ def test_embeddings_are_of_the_files_and_kept_until_the_weights_change(
     recipe("extract").main([str(run), "--device=cpu"])
     assert files == []
     assert "trials.npz: 8 embeddings of 16 dimensions" in capsys.readouterr().out
+    # A list of fewer utterances leaves those of others as they are, with their speakers.
+    speakers = json.loads((run / evaluation.SPEAKERS).read_text())
+    lines = (run / "one.txt").read_text().splitlines(keepends=True)
+    short = next(x for x in lines if x[0] == "0") + next(
+        x for x in lines if x[0] == "1"
+    )
+    (run / "short.txt").write_text(short)
+    given = [str(run), "--device=cpu", "--trial_lists", str(run / "short.txt")]
+    recipe("extract").main(given)
+    assert files == []
+    assert json.loads((run / evaluation.SPEAKERS).read_text()) == speakers
     torch.save(tiny_encoder(seed=1).state_dict(), run / "embedding_model.ckpt")
     change_record(run, weights=None)
     with pytest.raises(ValueError, match=r"other weights.*extract\.py and"):

@@ -260,8 +260,10 @@ def test_the_card_names_the_epochs_that_were_averaged(run, tmp_path):
 
 def test_the_card_lists_what_earlier_epochs_had_otherwise(run, tmp_path):
     values = {"batch_size": 2, "noise": True, "save_folder": "/secret/place"}
-    change_record(run, earlier=(EarlierEpochs(1.25, values),))
+    extended = EarlierEpochs(1.5, {"number_of_epochs": 1})
+    change_record(run, earlier=(EarlierEpochs(1.25, values), extended))
     card = card_of(run, tmp_path / "out")
+    assert "first 1.5 epochs" not in card
     row = "| otherwise in the first 1.25 epochs | batch_size 2; noise True |"
     assert row in card
 
