@@ -101,10 +101,10 @@ class PackedAudio:
                 f"{folder} is not packed to its end. Give the command that packs it once "
                 "more: it goes on where it was."
             )
-        columns = "keys", "rows", "begins", "samples", "floats"
-        about, keys, rows, *others = self._read_index("about", *columns)
+        columns = "about", "keys", "begins", "samples", "floats"
+        about, keys, *others = self._read_index(*columns)
         self.sample_rate, tar_bytes = about.tolist()
-        self._lookup = Lookup(keys, rows)
+        self._lookup = Lookup(keys)
         self._begins, self._samples, self._floats = others
         if (there := os.path.getsize(self.tar)) != tar_bytes:
             raise ValueError(

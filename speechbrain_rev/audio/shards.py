@@ -160,8 +160,8 @@ class Tar:
         """Go through its headers as ``members``, and keep where members begin."""
         stamp, found = stamp_of(self.tar), list(members(self.tar))
         # The last of two with one name counts, as it does for tar.
-        self._lookup = Lookup.of(member.name for member in found)
-        self._places = np.array([member[1:] for member in found], np.int64)
+        self._lookup, order = Lookup.of(member.name for member in found)
+        self._places = np.array([member[1:] for member in found], np.int64)[order]
         self._stamp = stamp
         return found
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 # Names of files that are no UTF-8 come back as they were.
 _ENCODING = "utf-8", "surrogateescape"
-_AT_ONCE = 2**13
 
 Row = TypeVar("Row", covariant=True)
 Kind = TypeVar("Kind", bound=np.generic)
@@ -96,10 +94,11 @@ class Texts(Rows[str]):
     @classmethod
     def of(cls, texts: Iterable[str]) -> Texts:
         """Put texts one behind another."""
-        growing, rest = GrowingTexts(), map(encoded, texts)
-        while some := list(islice(rest, _AT_ONCE)):
-            growing.extend(b"".join(some), np.fromiter(map(len, some), np.int64))
-        return growing.texts()
+        data, ends = bytearray(), array("q")
+        for text in texts:
+            data += encoded(text)
+            ends.append(len(data))
+        return cls(np.frombuffer(data, np.uint8), np.frombuffer(ends, np.int64))
 
     def __len__(self) -> int:
         return len(self.ends.array)
@@ -110,70 +109,44 @@ class Texts(Rows[str]):
         return self.data.array[begin : ends[place]].tobytes().decode(*_ENCODING)
 
 
-class GrowingTexts:
-    """Texts to which others are added.
-
-    Example
-    -------
-    >>> growing = GrowingTexts()
-    >>> growing.extend(b"a.wavb.wav", np.array([5, 5]))
-    >>> list(growing.texts())
-    ['a.wav', 'b.wav']
-    """
-
-    def __init__(self) -> None:
-        self._data, self._ends = bytearray(), array("q")
-
-    def extend(self, data: bytes, lengths: NDArray[np.int64]) -> None:
-        """Add texts behind the others: their bytes, and how many each has."""
-        self._ends.frombytes((len(self._data) + lengths.cumsum()).tobytes())
-        self._data += data
-
-    def texts(self) -> Texts:
-        """Give them; nothing can be added any more."""
-        data = np.frombuffer(self._data, np.uint8)
-        return Texts(data, np.frombuffer(self._ends, np.int64))
-
-
 def encoded(text: str) -> bytes:
     """Give the bytes of a text."""
     return text.encode(*_ENCODING)
 
 
 class Lookup:
-    """Finds the row of a name among millions, in one step and 12 bytes of memory each.
+    """Finds a name among millions, in one step and 8 bytes of memory each.
 
     Parameters
     ----------
     keys : numpy.ndarray, [names], int64
         Digests of the names, sorted.
-    rows : numpy.ndarray, [names], int32
-        Of each key.
 
     Example
     -------
-    >>> lookup = Lookup.of(["b.wav", "a.wav"])
-    >>> lookup.find("a.wav"), lookup.find("c.wav")
-    (1, None)
+    >>> lookup, order = Lookup.of(["c.wav", "b.wav", "a.wav"])
+    >>> int(order[lookup.find("a.wav")]), lookup.find("d.wav")
+    (2, None)
     """
 
-    def __init__(self, keys: NDArray[np.int64], rows: NDArray[np.int32]) -> None:
-        self.keys, self.rows = keys, rows
+    def __init__(self, keys: NDArray[np.int64]) -> None:
+        self.keys = keys
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> Lookup:
-        """Take names in the order of their rows; of two that are equal, the last is found."""
+    def of(cls, names: Iterable[str]) -> tuple[Lookup, NDArray[np.intp]]:
+        """Take names; what is found by them must be put in the order that comes beside.
+
+        Of two names that are equal, the last is found.
+        """
         keys = np.fromiter(map(_key_of, names), np.int64)
-        rows = np.argsort(keys, kind="stable")
-        return cls(keys[rows], rows.astype(np.int32))
+        order = np.argsort(keys, kind="stable")
+        return cls(keys[order]), order
 
     def find(self, name: str) -> int | None:
-        """Give the row of a name, None if it is none of them."""
+        """Give the place of a name among the sorted digests, None if it is none of them."""
         key = _key_of(name)
         place = int(self.keys.searchsorted(key, side="right")) - 1
-        if place < 0 or self.keys[place] != key:
-            return None
-        return int(self.rows[place])
+        return place if place >= 0 and self.keys[place] == key else None
 
 
 def _key_of(name: str) -> int:

@@ -139,7 +139,7 @@ class ChunkDataset(Dataset[Chunk]):
 
     def path_of(self, index: int) -> str:
         """Give the file of an utterance."""
-        return self.manifest.paths[index]
+        return self.manifest[index].wav
 
     def __getitem__(self, place: tuple[int, int]) -> Chunk:
         """Read one chunk.
@@ -202,7 +202,8 @@ class ChunkDataset(Dataset[Chunk]):
 
     def _read(self, epoch: int, index: int, out: torch.Tensor) -> str | None:
         """Read a chunk, or say why that cannot be done."""
-        path, length = self.path_of(index), int(self.manifest.samples[index])
+        utterance = self.manifest[index]
+        path, length = utterance.wav, utterance.samples
         spare = max(0, length - self.samples)
         start = draw_below(spare + 1, "chunk", self.seed, epoch, index)
         try:

@@ -6,23 +6,25 @@ import codecs
 import csv
 import io
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.audio.texts import Column, GrowingTexts, Rows, Texts
+from speechbrain_rev.audio.texts import Column, Rows, Texts
 from speechbrain_rev.files import check_sum, opened_whole
 from speechbrain_rev.lists import read_lines
 
 #: Columns that each manifest has; those behind them are labels.
 RESERVED = "ID", "wav", "samples", "spk_id"
-# Bytes that are taken apart at a time.
+# Bytes that are looked at in one go.
 _BLOCK_BYTES = 2**18
+# What is behind a field and a row that were in quotes: neither is in a name.
+_FIELD, _END = "\x1f", "\x1e"
 
 
 # A million of them are in memory while data are prepared: no dictionary each.
@@ -127,20 +129,20 @@ class LeftOut(NamedTuple):
 
 
 class Manifest(Rows[Utterance]):
-    """Utterances in columns that processes share: no row is an object.
+    """Utterances as the lines of their list, which processes share: no row is an object.
 
     Parameters
     ----------
-    names, paths : Texts
-        Of each utterance.
-    samples : numpy.ndarray, [utterances], int64
-        Lengths in samples.
+    columns : sequence of str
+        What the fields of a row are: ``RESERVED``, and labels.
+    field : str
+        What stands between two fields; behind a row is a character more.
+    rows : Texts
+        Of each utterance, its fields.
     speakers : numpy.ndarray, [utterances], int32
         Who speaks: a place in ``speaker_names``.
-    speaker_names : Texts
+    speaker_names : sequence of str
         The speakers in the order in which they occur.
-    labels : mapping of str to Texts
-        Further columns by name, empty where an utterance has none.
 
     Example
     -------
@@ -151,21 +153,18 @@ class Manifest(Rows[Utterance]):
 
     def __init__(
         self,
-        names: Texts,
-        paths: Texts,
-        samples: NDArray[np.int64],
+        columns: Sequence[str],
+        field: str,
+        rows: Texts,
         speakers: NDArray[np.int32],
-        speaker_names: Texts,
-        labels: Mapping[str, Texts],
+        speaker_names: Sequence[str],
     ) -> None:
-        self.names, self.paths, self.speaker_names = names, paths, speaker_names
-        self._samples, self._speakers = Column(samples), Column(speakers)
-        self.labels = dict(sorted(labels.items()))
-
-    @property
-    def samples(self) -> NDArray[np.int64]:
-        """Lengths in samples, [utterances]."""
-        return self._samples.array
+        self.field, self.rows, self.speaker_names = field, rows, tuple(speaker_names)
+        self._speakers = Column(speakers)
+        self._reserved = [columns.index(name) for name in RESERVED]
+        self._labels = sorted(
+            (name, place) for place, name in enumerate(columns) if name not in RESERVED
+        )
 
     @property
     def speakers(self) -> NDArray[np.int32]:
@@ -174,36 +173,40 @@ class Manifest(Rows[Utterance]):
 
     @classmethod
     def of(cls, utterances: Iterable[Utterance]) -> Manifest:
-        """Put utterances into columns; those of a manifest are there already."""
+        """Put utterances into one list; those of a manifest are there already."""
         if isinstance(utterances, cls):
             return utterances
-        rows = list(utterances)
-        labels = [dict(row.labels) for row in rows]
-        speakers = dict.fromkeys(row.spk_id for row in rows)
-        numbers = {name: number for number, name in enumerate(speakers)}
+        columns, rows = _fields_of(utterances)
+        speakers = [row[3] for row in rows]
+        numbers = {name: place for place, name in enumerate(dict.fromkeys(speakers))}
         return cls(
-            Texts.of(row.ID for row in rows),
-            Texts.of(row.wav for row in rows),
-            np.array([row.samples for row in rows], np.int64),
-            np.array([numbers[row.spk_id] for row in rows], np.int32),
-            Texts.of(numbers),
-            {
-                name: Texts.of(row.get(name, "") for row in labels)
-                for name in set().union(*labels)
-            },
+            columns,
+            _FIELD,
+            Texts.of(_FIELD.join(row) + _END for row in rows),
+            np.array([numbers[name] for name in speakers], np.int32),
+            tuple(numbers),
         )
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.rows)
 
     def _row(self, place: int) -> Utterance:
-        return Utterance(
-            self.names[place],
-            self.paths[place],
-            int(self.samples[place]),
-            self.speaker_names[int(self.speakers[place])],
-            tuple((label, column[place]) for label, column in self.labels.items()),
-        )
+        fields = self.rows[place][:-1].split(self.field)
+        ID, wav, samples, speaker = (fields[column] for column in self._reserved)
+        labels = tuple((name, fields[column]) for name, column in self._labels)
+        return Utterance(ID, wav, int(samples), speaker, labels)
+
+
+def _fields_of(utterances: Iterable[Utterance]) -> tuple[list[str], list[list[str]]]:
+    """Give the columns of a list of utterances, and the fields of its rows."""
+    utterances = list(utterances)
+    labels = sorted({label for one in utterances for label, _ in one.labels})
+    rows = []
+    for one in utterances:
+        known = dict(one.labels)
+        further = [known.get(label, "") for label in labels]
+        rows.append([one.ID, one.wav, str(one.samples), one.spk_id, *further])
+    return [*RESERVED, *labels], rows
 
 
 def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
@@ -221,16 +224,10 @@ def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
     OSError
         If it cannot be written.
     """
-    utterances = list(utterances)
-    labels = sorted({label for one in utterances for label, _ in one.labels})
+    columns, rows = _fields_of(utterances)
     with opened_whole(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        rows = csv.writer(text, lineterminator="\n")
-        rows.writerow([*RESERVED, *labels])
-        for one in utterances:
-            known = dict(one.labels)
-            further = [known.get(label, "") for label in labels]
-            rows.writerow([one.ID, one.wav, one.samples, one.spk_id, *further])
+        csv.writer(text, lineterminator="\n").writerows([columns, *rows])
         text.detach()
 
 
@@ -263,124 +260,171 @@ def read_manifest(path: str | Path) -> Manifest:
     if not Path(path).is_file():
         raise ValueError(f"There is no manifest {path}. Prepare the data first.")
     check_sum(path)
-    rows = _Rows(path)
-    return Manifest(
-        rows.texts["ID"].texts(),
-        rows.texts["wav"].texts(),
-        np.frombuffer(rows.samples, np.int64),
-        np.frombuffer(rows.speakers, np.int32),
-        Texts.of(name.decode() for name in rows.numbers),
-        {name: rows.texts[name].texts() for name in rows.labels},
-    )
+    data = bytearray(Path(path).stat().st_size)
+    with open(path, "rb") as file:
+        del data[file.readinto(data) :]
+    begin = len(codecs.BOM_UTF8) * data.startswith(codecs.BOM_UTF8)
+    field, end = ",", "\n"
+    if b'"' in data or b"\r" in data:
+        # Fields in quotes have commas, and may have any character but these two.
+        lines = _unquoted(path, data[begin:])
+        data = bytearray("".join(line + _END for line in lines).encode())
+        begin, field, end = 0, _FIELD, _END
+    elif data:
+        while data.endswith(b"\n\n"):
+            del data[-1]
+        data += b"\n" * (not data.endswith(b"\n"))
+    return _Lines(path, data, begin, field, end).manifest()
 
 
-class _Rows:
-    """The columns of a CSV file, without an object for each row.
+class _Lines:
+    """The lines of a list, looked at in blocks without an object for each.
 
-    Python's csv takes four times as long, most of it for strings and lists.
+    Python's csv takes eight times as long, most of it for strings and lists.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path, self.line = path, 2
-        self.columns: list[str] = []
-        self.texts: dict[str, GrowingTexts] = {}
-        self.samples, self.speakers = array("q"), array("i")
+    def __init__(
+        self, path: str | Path, data: bytearray, begin: int, field: str, end: str
+    ) -> None:
+        self.path, self.field, self.end = path, field, end
+        if len(data) == begin:
+            raise ValueError(f"{path} lists no utterance.")
+        self.data = np.frombuffer(data, np.uint8)
+        self.ends, self.speakers = array("q"), array("i")
         self.numbers: dict[bytes, int] = {}
-        with open(path, "rb") as file:
-            for self.field, self.end, block in _separated(path, file):
-                if not self.columns:
-                    header, _, block = block.partition(self.end)
-                    self._take_header(header.decode().split(self.field.decode()))
-                if block:
-                    self._add(block)
-        if not self.samples:
+        behind = data.find(end.encode(), begin) + 1
+        self.columns = self._text(begin, behind - 1).split(field)
+        if not {*RESERVED} <= {*self.columns}:
+            raise ValueError(
+                f"{path} has the columns {self.columns}; it needs {list(RESERVED)}."
+            )
+        self.begin = behind
+        while behind < len(data):
+            begin = behind
+            behind = data.find(end.encode(), begin + _BLOCK_BYTES) + 1 or len(data)
+            self._add(begin, behind)
+        if not self.ends:
             raise ValueError(f"{path} lists no utterance.")
 
-    def _take_header(self, columns: list[str]) -> None:
-        if not {*RESERVED} <= {*columns}:
-            raise ValueError(
-                f"{self.path} has the columns {columns}; it needs {list(RESERVED)}."
-            )
-        self.columns = columns
-        self.labels = [name for name in columns if name not in RESERVED]
-        self.texts = {name: GrowingTexts() for name in ("ID", "wav", *self.labels)}
+    def manifest(self) -> Manifest:
+        """Give the rows."""
+        return Manifest(
+            self.columns,
+            self.field,
+            Texts(self.data[self.begin :], np.frombuffer(self.ends, np.int64)),
+            np.frombuffer(self.speakers, np.int32),
+            [name.decode() for name in self.numbers],
+        )
 
-    def _add(self, block: bytes) -> None:
-        """Take some rows, or refuse the first that is wrong."""
-        columns = self._columns_of(block)
-        if columns is None:
-            rows = enumerate(block.split(self.end), start=self.line)
-            line, row = next(
-                one for one in rows if self._columns_of(one[1] + self.end) is None
+    def _text(self, begin: int, end: int) -> str:
+        try:
+            return self.data[begin:end].tobytes().decode()
+        except UnicodeDecodeError:
+            # It names the line; to be read once more is for files that are refused only.
+            read_lines(self.path, ",".join(RESERVED))
+            raise
+
+    def _add(self, begin: int, end: int) -> None:
+        """Take the rows of a block, or refuse the first that is wrong."""
+        block = self.data[begin:end]
+        if block.max() > 127:
+            self._text(begin, end)
+        fields = self._fields_of(block)
+        if fields is None:
+            rows = self._text(begin, end).split(self.end)
+            wrong, row = next(
+                (place, row)
+                for place, row in enumerate(rows)
+                if self._fields_of(np.frombuffer((row + self.end).encode(), np.uint8))
+                is None
             )
             raise ValueError(
-                f"{self.path}, line {line} is {row.decode().split(self.field.decode())}, "
-                f"and must be {self.columns}: {', '.join(RESERVED)} are not empty, and "
-                "samples is the length of the utterance, of at most 18 digits. Put names "
-                "with commas in quotes."
+                f"{self.path}, line {2 + len(self.ends) + wrong} is "
+                f"{row.split(self.field)}, and must be {self.columns}: "
+                f"{', '.join(RESERVED)} are not empty, and samples is the length of the "
+                "utterance, of at most 18 digits. Put names with commas in quotes."
             )
-        for name, texts in self.texts.items():
-            fields, lengths = columns[name]
-            texts.extend(b"".join(fields), lengths)
-        self.samples.extend(map(int, columns["samples"][0]))
-        speakers, _ = columns["spk_id"]
-        for speaker in dict.fromkeys(speakers):
-            self.numbers.setdefault(speaker, len(self.numbers))
-        self.speakers.extend(map(self.numbers.__getitem__, speakers))
-        self.line += len(speakers)
+        begins, lengths = fields
+        last = begins[:, -1] + lengths[:, -1]
+        self.ends.frombytes((begin - self.begin + last + 1).tobytes())
+        place = self.columns.index("spk_id")
+        self.speakers.frombytes(
+            self._numbers_of(block, begins[:, place], lengths[:, place]).tobytes()
+        )
 
-    def _columns_of(
-        self, block: bytes
-    ) -> dict[str, tuple[list[bytes], NDArray[np.int64]]] | None:
-        """Give the fields of each column with their lengths; None if a row is wrong."""
-        data, width = np.frombuffer(block, np.uint8), len(self.columns)
-        is_end = data == ord(self.end)
-        behind = np.flatnonzero(is_end | (data == ord(self.field)))
+    def _fields_of(
+        self, block: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Give where fields begin and how long they are, [rows, columns]; None if wrong."""
+        field, end, width = ord(self.field), ord(self.end), len(self.columns)
+        behind = np.flatnonzero((block == field) | (block == end))
         # The end of a row is behind its last field, and behind no other.
-        is_last = np.arange(len(behind)) % width == width - 1
-        if not np.array_equal(is_end[behind], is_last):
+        if len(behind) % width or not np.array_equal(
+            block[behind].reshape(-1, width) == end,
+            np.broadcast_to(np.arange(width) == width - 1, (len(behind) // width, width)),
+        ):
             return None
-        fields = block.replace(self.end, self.field).split(self.field)[:-1]
-        lengths = np.diff(behind, prepend=-1) - 1
-        columns = {
-            name: (fields[n::width], lengths[n::width])
-            for n, name in enumerate(self.columns)
-        }
-        samples, digits = columns["samples"]
-        is_full = all(columns[name][1].all() for name in RESERVED)
+        begins = np.concatenate([[0], behind[:-1] + 1])
+        lengths = (behind - begins).reshape(-1, width)
+        begins = begins.reshape(-1, width)
+        places = [self.columns.index(name) for name in RESERVED]
+        samples = places[2]
         # int64 holds every number of 18 digits.
-        is_right = is_full and b"".join(samples).isdigit() and digits.max() <= 18
-        return columns if is_right else None
+        if not lengths[:, places].all() or lengths[:, samples].max() > 18:
+            return None
+        digits = _letters(block, begins[:, samples], lengths[:, samples], ord("0"))
+        return (begins, lengths) if (digits - ord("0") <= 9).all() else None
+
+    def _numbers_of(
+        self,
+        block: NDArray[np.uint8],
+        begins: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> NDArray[np.int32]:
+        """Number the speakers: names are looked up where one follows another."""
+        names = _letters(block, begins, lengths, 0)
+        is_other = (names[1:] != names[:-1]).any(1) | (lengths[1:] != lengths[:-1])
+        first = np.concatenate([[0], np.flatnonzero(is_other) + 1])
+        numbers = [
+            self.numbers.setdefault(
+                block[begins[row] : begins[row] + lengths[row]].tobytes(),
+                len(self.numbers),
+            )
+            for row in first.tolist()
+        ]
+        return np.repeat(
+            np.array(numbers, np.int32), np.diff(first, append=len(begins))
+        )
 
 
-def _separated(
-    path: str | Path, file: BinaryIO
-) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Read whole rows: what is behind their fields, what is behind them, and some of them."""
-    file.seek(len(codecs.BOM_UTF8) * file.read(3).startswith(codecs.BOM_UTF8))
+def _letters(
+    block: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    fill: int,
+) -> NDArray[np.uint8]:
+    """Put the bytes of fields one below another, [fields, the longest]."""
+    columns = np.arange(lengths.max())
+    places = begins[:, None] + columns
+    letters = block[np.minimum(places, len(block) - 1)]
+    letters[columns >= lengths[:, None]] = fill
+    return letters
+
+
+def _unquoted(path: str | Path, data: bytearray) -> list[str]:
+    """Take fields out of their quotes."""
     try:
-        while block := file.read(_BLOCK_BYTES) + file.readline():
-            rows = block.replace(b"\r\n", b"\n") if b"\r" in block else block
-            if not rows.isascii():
-                rows.decode()
-            if b'"' in rows or b"\r" in rows:
-                break
-            if rows := rows.rstrip(b"\n"):
-                yield b",", b"\n", rows + b"\n"
-        # Fields in quotes have commas, and may have any character but these two.
-        text = (block + file.read()).decode()
+        text = data.decode()
     except UnicodeDecodeError:
-        # It names the line; to be read once more is for files that are refused only.
         read_lines(path, ",".join(RESERVED))
         raise
-    quoted = csv.reader(io.StringIO(text, newline=""), strict=True)
     lines: list[str] = []
     try:
-        lines += ("\x1f".join(row) for row in quoted if row)
+        rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+        lines += (_FIELD.join(row) for row in rows if row)
     except csv.Error as error:
         raise ValueError(
             f"{path} is no CSV ({error} behind {lines[-1:]}). Lines must be "
             f"{','.join(RESERVED)}."
         ) from error
-    if lines:
-        yield b"\x1f", b"\x1e", "".join(f"{line}\x1e" for line in lines).encode()
+    return lines

@@ -199,7 +199,9 @@ class Packing:
         begins, samples, floats, _ = zip(
             *(self._rows[name] for name in names), strict=True
         )
-        texts, lookup = Texts.of(names), Lookup.of(names)
+        texts, (lookup, order) = Texts.of(names), Lookup.of(names)
+        # Four bytes a length, but for recordings of days.
+        size = np.uint32 if max(samples) < 2**32 else np.int64
         with self._named():
             self._tar.write(bytes(_END_BYTES))
             self._keep()
@@ -209,11 +211,10 @@ class Packing:
                     about=np.array([self._sample_rate, self._tar.tell()]),
                     names=texts.data.array,
                     ends=texts.ends.array,
-                    begins=np.array(begins),
-                    samples=np.array(samples),
-                    floats=np.array(floats),
                     keys=lookup.keys,
-                    rows=lookup.rows,
+                    begins=np.array(begins)[order],
+                    samples=np.array(samples, size)[order],
+                    floats=np.array(floats)[order],
                 )
             self._tar.close()
             self._journal.close()

@@ -14,8 +14,9 @@ def test_texts_come_back_as_they_were():
 
 
 def test_a_name_is_looked_up_among_others():
-    lookup = Lookup.of([*NAMES, "b"])
+    lookup, order = Lookup.of([*NAMES, "b"])
     # Of two that are equal, the last.
-    assert [lookup.find(name) for name in NAMES] == [0, 7, 2, 3, 4, 5, 6]
+    assert [order[lookup.find(name)] for name in NAMES] == [0, 7, 2, 3, 4, 5, 6]
     assert lookup.find("a") is None
-    assert Lookup.of([]).find("a") is None
+    nothing, _ = Lookup.of([])
+    assert nothing.find("a") is None

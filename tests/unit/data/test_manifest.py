@@ -88,7 +88,7 @@ def test_a_manifest_that_is_edited_is_read_as_it_is_now(path, ends):
 
 
 def _answer(manifest, queue):
-    columns = [manifest.paths.data, manifest.paths.ends, manifest._samples]
+    columns = [manifest.rows.data, manifest.rows.ends, manifest._speakers]
     queue.put((manifest[-1], [column._tensor is not None for column in columns]))
 
 
@@ -106,5 +106,5 @@ def test_a_process_is_sent_no_copy_of_the_rows(path, method):
     # This process reads what it shares.
     assert list(manifest) == ROWS
     if method == "spawn":
-        assert manifest._samples._tensor.is_shared()
-        assert manifest._samples._tensor.data_ptr() == manifest.samples.ctypes.data
+        assert manifest._speakers._tensor.is_shared()
+        assert manifest._speakers._tensor.data_ptr() == manifest.speakers.ctypes.data
