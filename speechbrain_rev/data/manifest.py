@@ -274,10 +274,10 @@ def read_manifest(path: str | Path) -> Manifest:
         while data.endswith(b"\n\n"):
             del data[-1]
         data += b"\n" * (not data.endswith(b"\n"))
-    return _Lines(path, data, begin, field, end).manifest()
+    return _ManifestBytes(path, data, begin, field, end).manifest()
 
 
-class _Lines:
+class _ManifestBytes:
     """The lines of a list, looked at in blocks without an object for each.
 
     Python's csv takes eight times as long, most of it for strings and lists.
