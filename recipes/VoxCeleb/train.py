@@ -91,7 +91,14 @@ from speechbrain_rev.training.run_folder import (
     refuse_other_network,
     write_hyperparams,
 )
-from speechbrain_rev.training.start_from import refuse_own_folder, start_from
+from speechbrain_rev.training.start_from import (
+    MODEL_SETTINGS,
+    DirectionMeans,
+    check_start,
+    head_in_words,
+    read_source,
+    start_from,
+)
 
 DRY_RUN = ("--dry_run", "--dry-run")
 
@@ -101,6 +108,14 @@ class SpeakerBrain(ValidatedEpochs):
 
     def init_optimizers(self):
         """Build the optimizer, whose momentum the bounds of compression follow."""
+        if self.hparams.pretrained or self.hparams.encoder_lr:
+            # The encoder has a rate of its own.
+            groups = [
+                {"params": list(self.modules[name].parameters())}
+                for name in ("embedding_model", "classifier")
+            ]
+            build = self.opt_class
+            self.opt_class = lambda parameters: build(groups)
         super().init_optimizers()
         self.hparams.compression.follow(self.optimizer)
 
@@ -111,9 +126,9 @@ class SpeakerBrain(ValidatedEpochs):
         if stage == sb.Stage.TRAIN:
             wavs, lens = self.hparams.wav_augment(wavs, lens)
         feats = self.modules.mean_var_norm(self.modules.compute_features(wavs), lens)
-        if stage == sb.Stage.TRAIN:
-            return self.modules.classifier(self.modules.embedding_model(feats))
-        return self.embed(feats)
+        if stage != sb.Stage.TRAIN:
+            return self.embed(feats)
+        return self.modules.classifier(self.encoded(feats))
 
     def compute_objectives(self, predictions, batch, stage):
         """Return the loss, and set the learning rate and margin of the step."""
@@ -139,8 +154,6 @@ def list_data(settings):
 
 def build_brain(hparams, run_opts):
     """Build the Brain of loaded settings, with all that a resumed run needs."""
-    if hparams["pretrained_run"]:
-        start_from(hparams)
     # The rate is that of the utterances of one step of the optimizer.
     hparams["lr_annealing"].batch_size *= run_opts.grad_accumulation_factor
     keep = hparams["checkpointer"].add_recoverable
@@ -160,18 +173,30 @@ def build_brain(hparams, run_opts):
 
 
 def compose_run(argv):
-    """Read the command line: the complete YAML, its plain settings, run options, FILE."""
+    """Read the command line.
+
+    The complete YAML, its plain settings, run options, FILE, and what the run starts from.
+    """
     if get_rank():
         # The first process warns for all.
         warnings.simplefilter("ignore", OptimizerWarning)
     options = list(RunOptions.__dataclass_fields__)
-    composition = compose(argv, run_options=options)
-    output = plain_settings(composition.text)["output_folder"]
-    if (record := read_record(output)) is not None:
-        with warnings.catch_warnings():
-            # That warning was given.
-            warnings.simplefilter("ignore", OptimizerWarning)
-            composition = compose(argv, options, recorded=record.settings)
+    sources = []
+
+    def recorded_of(values):
+        record = read_record(values["output_folder"])
+        return {} if record is None else record.settings
+
+    def model_of(values):
+        if values["pretrained"] is None:
+            return {}
+        if recorded := recorded_of(values):
+            # A run that is resumed does not read what it started from.
+            return {name: recorded[name] for name in MODEL_SETTINGS if name in recorded}
+        sources.append(read_source(values["pretrained"]))
+        return sources[0].settings()
+
+    composition = compose(argv, options, model_of=model_of, recorded_of=recorded_of)
     _, run_opts, left_over = RunOptions.from_command_line_args(
         [composition.file, *composition.run_arguments]
     )
@@ -181,7 +206,8 @@ def compose_run(argv):
             "leave it out."
         )
     settings = plain_settings(composition.text)
-    return composition.text, settings, run_opts, composition.file
+    source = sources[0] if sources and not has_run(settings) else None
+    return composition.text, settings, run_opts, composition.file, source
 
 
 def main(argv=None, dry_run=dry_run):
@@ -193,9 +219,9 @@ def main(argv=None, dry_run=dry_run):
     keep_routine_off_terminal()
     others = [a for a in argv if a not in DRY_RUN]
     dry = len(others) < len(argv)
-    text, settings, run_opts, file = compose_run(others)
+    text, settings, run_opts, file, source = compose_run(others)
     sb.utils.distributed.ddp_init_group(run_opts)
-    refuse_own_folder(settings)
+    check_start(settings)
     refuse_folders_of_another_run(settings, file)
     refuse_other_network(settings)
     check_logger(settings["logger"])
@@ -219,12 +245,12 @@ def main(argv=None, dry_run=dry_run):
             if dry or not trial:
                 refuse_other_checkpoints(settings)
             with kept_in(settings, trial=trial) as files:
-                train(text, settings, run_opts, files, dry_run if dry else None)
+                train(text, settings, run_opts, files, dry_run if dry else None, source)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def train(text, settings, run_opts, files, dry_run):
+def train(text, settings, run_opts, files, dry_run, source):
     """Train, or make a dry run."""
     with beginning_log(settings["output_folder"]):
         # From here, since it keeps a copy of the file that calls it.
@@ -242,6 +268,8 @@ def train(text, settings, run_opts, files, dry_run):
         run_on_main(print, args=[crowded])
         # It has the words of torch for it, twice.
         warnings.filterwarnings("ignore", "This DataLoader will create")
+    if source is not None:
+        new_head = start_from(source, hparams)
     brain = build_brain(hparams, run_opts)
     run_on_main(print, args=[hparams["lr_annealing"].in_words()])
     train_set = train_loader(hparams)
@@ -255,9 +283,16 @@ def train(text, settings, run_opts, files, dry_run):
         f"{described(torch.device(brain.device))}, {process_count()} process(es)",
     )
     brain.files = files
+    means = None
+    if source is not None:
+        if new_head and hparams["head_init"] == "means":
+            means = DirectionMeans(brain)
+        run_on_main(print, args=[head_in_words(source, new_head, means)])
     if dry_run:
-        dry_run(brain, train_set)
+        dry_run(brain, train_set, means)
         return
+    if means is not None:
+        means.fill()
     valid_set = None
     if prepared.valid_trials:
         brain.valid_trials = read_trials(Path(hparams["save_folder"], VALID_TRIALS))

@@ -71,6 +71,29 @@ def check_noise(settings: Mapping[str, Any]) -> None:
             )
 
 
+def at_speed(wavs: torch.Tensor, speed: float) -> torch.Tensor:
+    """Play speech at another speed, which moves the pitch as well.
+
+    Parameters
+    ----------
+    wavs : torch.Tensor, [batch, samples]
+        Speech.
+    speed : float
+        Above 1 it is faster.
+
+    Returns
+    -------
+    torch.Tensor, [batch, samples / speed]
+
+    Example
+    -------
+    >>> at_speed(torch.zeros(2, 1100), 1.1).shape
+    torch.Size([2, 1000])
+    """
+    # Small integers keep the resampling kernel small: 1.1 is 11 to 10.
+    return resample(wavs, 1 / Fraction(speed).limit_denominator(1000))
+
+
 @register_checkpoint_hooks
 class SpeakerAugment:
     """Augment a batch of speech for speaker training, as SpeechBrain's `wav_augment`.
@@ -345,8 +368,7 @@ class SpeakerAugment:
             rows = (self._speed_index == index).nonzero().flatten().tolist()
             if not rows:
                 continue
-            # Small integers keep the resampling kernel small: 1.1 is 11 to 10.
-            played = resample(wavs[rows], 1 / Fraction(speed).limit_denominator(1000))
+            played = at_speed(wavs[rows], speed)
             spare = played.shape[1] - self.chunk_samples
             for row, wav in zip(rows, played, strict=True):
                 start = int(places[row] * (spare + 1))

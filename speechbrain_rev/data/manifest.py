@@ -361,7 +361,9 @@ class _ManifestBytes:
         # The end of a row is behind its last field, and behind no other.
         if len(behind) % width or not np.array_equal(
             block[behind].reshape(-1, width) == end,
-            np.broadcast_to(np.arange(width) == width - 1, (len(behind) // width, width)),
+            np.broadcast_to(
+                np.arange(width) == width - 1, (len(behind) // width, width)
+            ),
         ):
             return None
         begins = np.concatenate([[0], behind[:-1] + 1])
@@ -381,7 +383,7 @@ class _ManifestBytes:
         begins: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> NDArray[np.int32]:
-        """Number the speakers: names are looked up where one follows another."""
+        """Give the numbers of the speakers, looked up where one follows another."""
         names = _letters(block, begins, lengths, 0)
         is_other = (names[1:] != names[:-1]).any(1) | (lengths[1:] != lengths[:-1])
         first = np.concatenate([[0], np.flatnonzero(is_other) + 1])

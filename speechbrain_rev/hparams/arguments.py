@@ -41,9 +41,12 @@ _ALSO_CALLED = {
     "encoder": "arch",
     "epochs": "number_of_epochs",
     "frames": "chunk_samples",
+    "init_from_pretrained_model": "pretrained",
     "learning_rate": "lr",
     "model": "arch",
+    "model_init": "pretrained",
     "out": "output_folder",
+    "pretrained_run": "pretrained",
     "segment_seconds": "sentence_len",
     "workers": "num_workers",
 }

@@ -12,7 +12,7 @@ import dataclasses
 import os
 import re
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,15 @@ _OPTIMIZER_KNOBS = ("lr", "final_lr", "weight_decay")
 _SCHEDULE_KNOBS = ("margin_start_epoch", "margin_end_epoch", "warmup_epochs")
 
 
+#: Gives settings for the plain values of others.
+Taken = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def _nothing(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    del values
+    return {}
+
+
 class NotPlain(Exception):
     """A value that is known only once a placeholder is filled or an object built."""
 
@@ -86,7 +95,8 @@ def compose(
     arguments: Sequence[str],
     run_options: Collection[str] = (),
     *,
-    recorded: Mapping[str, object] | None = None,
+    model_of: Taken = _nothing,
+    recorded_of: Taken = _nothing,
 ) -> Composition:
     r"""Compose what a training run needs from its command line.
 
@@ -100,9 +110,12 @@ def compose(
     run_options : collection of str
         Names of SpeechBrain's run options, which are passed through; the caller, who
         may import SpeechBrain, reads them off its ``RunOptions``.
-    recorded : mapping, optional
-        Settings of a run that goes on. Epochs of the schedule that are null stay as they
-        are there, though it may have more epochs now.
+    model_of : callable, optional
+        Gives the settings that follow from the model a run starts from, for the plain
+        values of the others. One that is given otherwise is refused.
+    recorded_of : callable, optional
+        Gives the settings of a run that is resumed, for the plain values. Epochs of the
+        schedule that are null stay as they are there, though it may have more epochs now.
 
     Returns
     -------
@@ -144,7 +157,7 @@ def compose(
     overrides, run_arguments = parse_arguments(
         options, keys=settings.root, run_options=run_options
     )
-    text = _composed(settings, descendants, overrides, recorded or {})
+    text = _composed(settings, descendants, overrides, model_of, recorded_of)
     missing = placeholders(text)
     if missing:
         raise ValueError(
@@ -197,7 +210,7 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
     arch: df_revnet281
     lr: 0.000125  # peak
     """
-    return _composed(*_chain(file), overrides or {}, {})
+    return _composed(*_chain(file), overrides or {}, _nothing, _nothing)
 
 
 def top_level_keys(file: str | Path) -> tuple[str, ...]:
@@ -225,10 +238,12 @@ def _composed(
     settings: Settings,
     descendants: Sequence[tuple[CommentedMap, str]],
     overrides: Mapping[str, object],
-    recorded: Mapping[str, object],
+    model_of: Taken,
+    recorded_of: Taken,
 ) -> str:
     """Put the values of a chain and of the command line into one checked text."""
     refuse_swallowed_keys(settings.root, settings.places)
+    complete = dict(settings.places)
     for values, source in descendants:
         settings.override(values, source)
     settings.override(
@@ -236,6 +251,13 @@ def _composed(
         COMMAND_LINE,
     )
     settings.check()
+    model = model_of(settings.plain_values())
+    model = {k: v for k, v in model.items() if k in settings.root}  # TEMP
+    if model:
+        _refuse_other_model(settings, model, complete)
+        settings.override(model, f"pretrained {settings.root['pretrained']}")
+        settings.check()
+    recorded = recorded_of(settings.plain_values())
     other_optimizer = _fill_family_defaults(settings, recorded)
     settings.check_rules()
     refuse_other_features(settings.root, settings.places)
@@ -243,6 +265,30 @@ def _composed(
         # The caller of resolve or compose is two calls above.
         warnings.warn(other_optimizer, OptimizerWarning, stacklevel=3)
     return text_of(settings.root)
+
+
+def _refuse_other_model(
+    settings: Settings, model: Mapping[str, Any], complete: Mapping[KeyPath, str]
+) -> None:
+    """Refuse settings of a model that a file or the command line gives otherwise."""
+    values = settings.plain_values()
+    rows = [architecture(values["arch"]), architecture(model["arch"])]
+    for name, taken in model.items():
+        given, place = values[name], settings.places[(name,)]
+        # What stands in the complete file is the default.
+        if place == complete[(name,)]:
+            continue
+        sizes = [
+            list(getattr(row, name))
+            if name in ("widths", "blocks") and not size
+            else size
+            for row, size in zip(rows, (given, taken), strict=True)
+        ]
+        if given is not None and sizes[0] != sizes[1]:
+            raise ValueError(
+                f"{place}: {name} is {dump(given)}, and pretrained {values['pretrained']} has "
+                f"{dump(taken)}. Leave it out: it follows from the weights."
+            )
 
 
 def _chain(name: str | Path) -> tuple[Settings, list[tuple[CommentedMap, str]]]:

@@ -537,7 +537,7 @@ def export_run(
     if not path.parent.is_dir():
         raise ValueError(f"There is no folder {path.parent} to write {path.name} into.")
     with new_folder(path) as new:
-        return _export(source, new, _labels(source, labels), speeds)
+        return _export(source, new, labels_of(source, labels), speeds)
 
 
 def _export(source: Path, out: Path, listed: Path, speeds: int | None) -> list[str]:
@@ -553,7 +553,8 @@ def _export(source: Path, out: Path, listed: Path, speeds: int | None) -> list[s
     labels.update_from_iterable(read_labels(listed))
     if speeds is None and record is not None:
         speeds = len(record.settings["speeds"])
-    head, classifier = _read_classifier(source, weights, len(labels), speeds, record)
+    head, weight = read_head(source, weights, record)
+    classifier = _of_true_speakers(source, weight, len(labels), speeds)
     cohort, results = _cohort_of(source), read_results(source)
     if results is not None:
         check_fresh(source / RESULTS, results["model"], weights.fingerprint)
@@ -589,8 +590,25 @@ def _export(source: Path, out: Path, listed: Path, speeds: int | None) -> list[s
     return missing
 
 
-def _labels(source: Path, labels: str | PathLike[str] | None) -> Path:
-    """Find the numbers of the speakers."""
+def labels_of(source: Path, labels: str | PathLike[str] | None = None) -> Path:
+    """Find the file that numbers the training speakers of a model.
+
+    Parameters
+    ----------
+    source : pathlib.Path
+        A run's folder, or an exported model's.
+    labels : str or path-like, optional
+        The file, where it lies elsewhere.
+
+    Returns
+    -------
+    pathlib.Path
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is not there.
+    """
     if labels is not None:
         path = Path(labels)
         if not path.is_file():
@@ -641,19 +659,38 @@ def _missing(
     return missing
 
 
-def _read_classifier(
-    source: Path,
-    weights: Weights,
-    speakers: int,
-    speeds: int | None,
-    record: TrainingRecord | None,
-) -> tuple[HeadRow, dict[str, Tensor]]:
-    """Read the classifier's weights of the true speakers, of the encoder's last epoch."""
+def read_head(
+    source: Path, weights: Weights, record: TrainingRecord | None
+) -> tuple[HeadRow, Tensor]:
+    """Read the weight of the classifier that was trained with an encoder.
+
+    Parameters
+    ----------
+    source : pathlib.Path
+        A run's folder, or an exported model's.
+    weights : Weights
+        The encoder's, read of it.
+    record : TrainingRecord or None
+        The run's.
+
+    Returns
+    -------
+    head : HeadRow
+        Its kind.
+    weight : torch.Tensor, [classes, ...]
+        Of a run all classes, of the encoder's last epoch; of an exported model those of
+        the speakers as recorded.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none, or none of that epoch.
+    ValueError
+        If it is damaged, or no classifier of this package for embeddings of this size.
+    """
     name = Path(CLASSIFIER)
     if (source / name).exists():
         check_sum(source / name)
-        # An exported model has the true speakers alone.
-        speeds = 1
     else:
         final = None if record is None else record.weights
         epoch = None
@@ -676,16 +713,27 @@ def _read_classifier(
     if weight is None or not heads:
         shapes = {key: list(tensor.shape) for key, tensor in tensors.items()}
         raise ValueError(
-            f"{path} holds {shapes or 'nothing'}, and an exported model has a classifier "
-            f"of cosines of embeddings of {dim} values, which is one weight [classes, "
-            f"{dim}]. SpeakerEmbedder.from_run loads the folder as it is."
+            f"{path} holds {shapes or 'nothing'}, and a model of this package has a "
+            f"classifier of cosines of embeddings of {dim} values, which is one weight "
+            f"[classes, {dim}]. SpeakerEmbedder.from_run loads the folder as it is."
         )
+    return heads[0], weight
+
+
+def _of_true_speakers(
+    source: Path, weight: Tensor, speakers: int, speeds: int | None
+) -> dict[str, Tensor]:
+    """Keep the classes of the speakers as recorded."""
+    if (source / CLASSIFIER).exists():
+        # An exported model has those alone.
+        speeds = 1
     if speeds is None and len(weight) == speakers:
         speeds = 1
     if speeds is None or speeds < 1 or len(weight) != speakers * speeds:
         times = "" if speeds is None else f" times {speeds} speed(s)"
         raise ValueError(
-            f"{path} has {len(weight)} classes, which is not {speakers} speakers{times}. Give "
-            "--speeds N, how many classes the training made of each speaker."
+            f"The classifier of {source} has {len(weight)} classes, which is not {speakers} "
+            f"speakers{times}. Give --speeds N, how many classes the training made of each "
+            "speaker."
         )
-    return heads[0], {"weight": true_speakers(weight, speeds=speeds).clone()}
+    return {"weight": true_speakers(weight, speeds=speeds).clone()}

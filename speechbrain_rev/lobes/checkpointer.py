@@ -32,7 +32,6 @@ from speechbrain.utils.distributed import ddp_barrier, if_main_process
 
 from speechbrain_rev.files import (
     SUMS,
-    check_sum,
     digest_of,
     plain_yaml,
     read_json,
@@ -40,7 +39,6 @@ from speechbrain_rev.files import (
     sums_in,
     write_sums,
 )
-from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
 from speechbrain_rev.processes import gathered, process_rank
 
@@ -700,53 +698,3 @@ def average_of_last_epochs(
     own = load(last[0].paramfiles[name], map_location="cpu")
     typed = {key: value.to(own[key].dtype) for key, value in average.items()}
     return typed, sorted(checkpoint.meta["epoch"] for checkpoint in last)
-
-
-def load_finished_run(
-    modules: Mapping[str, torch.nn.Module],
-    folder: str | Path,
-    *,
-    narrowed_from: int | None = None,
-) -> None:
-    """Load encoder and classifier of a finished run.
-
-    Parameters
-    ----------
-    modules : mapping of str to torch.nn.Module
-        "embedding_model" gets the average that the run ended with, "classifier" its
-        newest checkpoint.
-    folder : str or Path
-        The run's output_folder.
-    narrowed_from : int, optional
-        How many speeds the run's classifier has, where that of `modules` has speed 1.0
-        alone and gets the classes of that; by default it gets all classes.
-
-    Raises
-    ------
-    ValueError
-        If the run is not finished, is damaged, or is of another encoder or number of
-        classes.
-    """
-    weights, save = Path(folder, "embedding_model.ckpt"), Path(folder, "save")
-    newest = WholeCheckpointer(save).find_checkpoint() if save.is_dir() else None
-    if newest is None or not weights.exists():
-        raise ValueError(
-            f"pretrained_run is {folder}, which lacks embedding_model.ckpt or the "
-            "checkpoints in save: give the output_folder of a finished run."
-        )
-    path = newest.path / "classifier.ckpt"
-    check_sum(weights)
-    verify_checkpoint(Checkpoint(newest.path, {}, {"classifier": path}))
-    encoder, classifier = (
-        torch.load(file, "cpu", weights_only=True) for file in (weights, path)
-    )
-    if narrowed_from is not None:
-        classifier["weight"] = true_speakers(classifier["weight"], speeds=narrowed_from)
-    try:
-        modules["embedding_model"].load_state_dict(encoder)
-        modules["classifier"].load_state_dict(classifier)
-    except RuntimeError as error:
-        raise ValueError(
-            f"The weights of {folder} do not fit: set arch, widths, blocks, n_mels and "
-            f"embedding_dim as in {Path(folder, 'hyperparams.yaml')}. {error}"
-        ) from error

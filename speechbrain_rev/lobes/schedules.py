@@ -40,6 +40,9 @@ class SpeakerSchedule:
     ----------
     lr, final_lr : float
         Learning rates after the warm-up and at the end, for a batch of 64.
+    encoder_lr : float or None
+        What ``lr`` is for the first of several groups of parameters, the encoder's: its
+        rate is the same part of the others' at every step. None: as the others.
     number_of_epochs : int
         Length of the training.
     warmup_epochs : float
@@ -84,6 +87,7 @@ class SpeakerSchedule:
         margin: float = 0.2,
         margin_start_epoch: int = 0,
         margin_end_epoch: int = 0,
+        encoder_lr: float | None = None,
     ) -> None:
         if loss is not None and not isinstance(loss, MarginSoftmax):
             raise ValueError(
@@ -110,6 +114,7 @@ class SpeakerSchedule:
             )
         self.lr = lr
         self.final_lr = final_lr
+        self.encoder_part = 1.0 if encoder_lr is None else encoder_lr / lr
         self.number_of_epochs = number_of_epochs
         self.warmup_epochs = warmup_epochs
         self.steps_per_epoch = steps_per_epoch
@@ -173,6 +178,8 @@ class SpeakerSchedule:
             f"Learning rate: {up if self.warmup_epochs else f'from {scale * self.lr:.3g}'} "
             f"down to {scale * self.final_lr:.3g} at the end of epoch {last}."
         )
+        if self.encoder_part != 1:
+            rate += f" The encoder's is {self.encoder_part:.3g} times that."
         if self.loss is None:
             return rate
         start, end = self.margin_start_epoch, self.margin_end_epoch
@@ -207,11 +214,13 @@ class SpeakerSchedule:
         Parameters
         ----------
         optimizer : torch.optim.Optimizer
-            Its parameter groups get the rate.
+            Its groups of parameters get the rate.
         """
         lr = self.learning_rate(self.step)
         for group in optimizer.param_groups:
             group["lr"] = lr
+        if len(optimizer.param_groups) > 1:
+            optimizer.param_groups[0]["lr"] = lr * self.encoder_part
         self.step += 1
         self._apply_margin()
 

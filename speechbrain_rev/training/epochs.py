@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import speechbrain as sb
 import torch
@@ -91,6 +91,8 @@ class ValidatedEpochs(CheckedSteps):
     batches: TimedBatches
     #: The stage that runs; None before the first epoch.
     stage: sb.Stage | None = None
+    #: Whether the encoder stays as it is in this epoch.
+    frozen: bool = False
 
     def fit(self, *arguments: Any, **keywords: Any) -> None:
         """Train; Ctrl-C is passed on with where the run stands and where it resumes."""
@@ -175,6 +177,29 @@ class ValidatedEpochs(CheckedSteps):
         embeddings: Tensor = encoder(batch, lengths)[: len(feats)]
         return embeddings
 
+    def encoded(self, feats: Tensor) -> Tensor:
+        """Embed utterances in training; while the encoder is frozen, without a graph.
+
+        Parameters
+        ----------
+        feats : torch.Tensor, [batch, time, n_mels]
+            Filterbanks.
+
+        Returns
+        -------
+        torch.Tensor, [batch, 1, embedding_dim]
+        """
+        encoder = self.modules.embedding_model
+        if self.frozen:
+            # Wrapped for several processes it would have gradients to wait for.
+            encoder = getattr(encoder, "module", encoder)
+            if encoder.training:
+                # Batch statistics stay as they are, too.
+                encoder.eval()
+        with torch.set_grad_enabled(not self.frozen):
+            embeddings: Tensor = encoder(feats)
+        return embeddings
+
     def evaluate_batch(
         self, batch: tuple[str, ChunkBatch | str], stage: sb.Stage
     ) -> Tensor:
@@ -206,6 +231,7 @@ class ValidatedEpochs(CheckedSteps):
         self.stage = stage
         if stage == sb.Stage.TRAIN:
             assert epoch is not None
+            self.frozen = epoch <= self.hparams.freeze_epochs
             if not self.step:
                 self.tally, self.earlier_seconds = Tally(), 0.0
             self.train_sampler.set_epoch(epoch)
@@ -342,8 +368,23 @@ def equal_bits_in_words(equal: Mapping[str, bool | None], *, differs: bool) -> s
     return f"Blocks that are computed twice: {', '.join(parts)}."
 
 
-def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
+class TimedStart(Protocol):
+    """What a run does before its first step, as a dry run counts it."""
+
+    batches: int
+
+    def seconds_of_a_batch(self) -> float:
+        """Measure one of them."""
+
+
+def dry_run(
+    brain: ValidatedEpochs,
+    loader: DataLoader[ChunkBatch],
+    start: TimedStart | None = None,
+) -> None:
     """Take two steps, and print how long training would take and where logs would go.
+
+    Where the encoder is frozen at first, two steps are taken so and two as afterwards.
 
     Of a ``SpeakerEncoder`` it also prints whether blocks that run twice had equal bits.
     A run that has checkpoints resumes from the newest one, and what is left of it is
@@ -355,6 +396,8 @@ def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
         Before its first step. Its hparams also have ``number_of_epochs`` and ``logger``.
     loader : DataLoader
         Of the training speech, with two batches or more.
+    start : optional
+        What the run does before its first step.
 
     Raises
     ------
@@ -368,22 +411,25 @@ def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
     sb.Brain.on_fit_start(brain)
     hparams = brain.hparams
     done_steps = hparams.epoch_counter.current * len(loader) + brain.step
-    brain.checkpointer, brain.step, hparams.epoch_counter.current = None, 0, 0
-    brain.modules.train()
-    brain.on_stage_start(sb.Stage.TRAIN, 1)
-    batches: Iterable[ChunkBatch] = iter(loader)
-    for brain.step, batch in zip((1, 2), batches, strict=False):
-        start = time.monotonic()
-        brain.fit_batch(batch)
-        seconds = time.monotonic() - start
-    brain.bar.close()
+    brain.checkpointer, hparams.epoch_counter.current = None, 0
+    before = start.batches * start.seconds_of_a_batch() if start is not None else 0.0
+    frozen, epochs = hparams.freeze_epochs, hparams.number_of_epochs
+    seconds = []
+    for first in (1, frozen + 1)[not frozen :]:
+        brain.step = 0
+        brain.modules.train()
+        brain.on_stage_start(sb.Stage.TRAIN, first)
+        batches: Iterable[ChunkBatch] = iter(loader)
+        for brain.step, batch in zip((1, 2), batches, strict=False):
+            begin = time.monotonic()
+            brain.fit_batch(batch)
+            took = time.monotonic() - begin
+        brain.bar.close()
+        seconds.append(took)
+    phases = [(frozen, seconds[0]), (epochs - frozen, seconds[-1])][not frozen :]
     lines = [
         progress.forecast(
-            len(loader),
-            seconds,
-            hparams.number_of_epochs,
-            brain.device,
-            done_steps=done_steps,
+            len(loader), phases, brain.device, done_steps=done_steps, before=before
         )
     ]
     encoder = brain.modules.embedding_model

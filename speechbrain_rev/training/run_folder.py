@@ -63,10 +63,10 @@ from speechbrain_rev.training.steps import ACCUMULATION
 ENCODER, RANDOM_STATE = "embedding_model", "random_state"
 
 _PACKAGES = ("speechbrain_rev", "speechbrain", "torch", "torchaudio")
-# Settings that shapes of weights depend on; the data has its own refusals.
+# Settings of which a run's weights are; the data has its own refusals.
 _SHAPES = (
     "arch", "widths", "blocks", "n_mels", "embedding_dim", "sample_rate", "pooling",
-    "speeds",
+    "pooling_variance", "features", "speeds", "pretrained",
 )  # fmt: skip
 # Settings that are counted of the data: always, and where they are null.
 _COUNTED, _COUNTED_IF_NULL = "out_n_neurons", "steps_per_epoch"
@@ -382,7 +382,10 @@ def finish(settings: Mapping[str, Any], record: TrainingRecord) -> str:
         ckpt_predicate=is_end_of_epoch,
     )
     count = settings["average_checkpoints"]
-    average, epochs = average_of_last_epochs(checkpointer, ENCODER, count)
+    trained = record.epochs - settings["freeze_epochs"]
+    average, epochs = average_of_last_epochs(
+        checkpointer, ENCODER, min(count, max(1, trained))
+    )
     # Weights that a killed process leaves have no checksum and are not recorded.
     replace(record, weights=None).write(folder)
     (folder / SUMS).unlink(missing_ok=True)
@@ -396,7 +399,8 @@ def finish(settings: Mapping[str, Any], record: TrainingRecord) -> str:
     replace(record, weights=final).write(folder)
     averaged = len(epochs)
     of = f"the mean of the last {averaged} epochs" if averaged > 1 else "one epoch's"
-    fewer = f" (average_checkpoints is {count}, and there are no more)"
+    frozen = " in which the encoder was trained" * (settings["freeze_epochs"] > 0)
+    fewer = f" (average_checkpoints is {count}, and there are no more{frozen})"
     return (
         f"Finished: {weights}, {of}{fewer * (averaged < count)}. Next: "
         f"speechbrain-rev embed {shlex.quote(str(folder))} FILE"
