@@ -177,6 +177,11 @@ class ValidatedEpochs(CheckedSteps):
         embeddings: Tensor = encoder(batch, lengths)[: len(feats)]
         return embeddings
 
+    @property
+    def freeze_epochs(self) -> int:
+        """Epochs at first in which the encoder stays as it is, if hparams have some."""
+        return int(getattr(self.hparams, "freeze_epochs", 0))
+
     def encoded(self, feats: Tensor) -> Tensor:
         """Embed utterances in training; while the encoder is frozen, without a graph.
 
@@ -231,7 +236,7 @@ class ValidatedEpochs(CheckedSteps):
         self.stage = stage
         if stage == sb.Stage.TRAIN:
             assert epoch is not None
-            self.frozen = epoch <= self.hparams.freeze_epochs
+            self.frozen = epoch <= self.freeze_epochs
             if not self.step:
                 self.tally, self.earlier_seconds = Tally(), 0.0
             self.train_sampler.set_epoch(epoch)
@@ -413,7 +418,7 @@ def dry_run(
     done_steps = hparams.epoch_counter.current * len(loader) + brain.step
     brain.checkpointer, hparams.epoch_counter.current = None, 0
     before = start.batches * start.seconds_of_a_batch() if start is not None else 0.0
-    frozen, epochs = hparams.freeze_epochs, hparams.number_of_epochs
+    frozen, epochs = brain.freeze_epochs, hparams.number_of_epochs
     seconds = []
     for first in (1, frozen + 1)[not frozen :]:
         brain.step = 0

@@ -125,7 +125,7 @@ def test_knobs_that_the_table_of_wespeaker_names_are_there():
     named = {name for cell in ours for name in re.findall(r"`([a-z_]+)[`:]", cell)}
     named -= {"resnet101", "resnet152", "adamw", "bf16", "num_frms"}
     assert len(named) > 20
-    assert named <= settings.keys() | {"pretrained_run"}
+    assert named <= settings.keys()
 
 
 @pytest.mark.parametrize(

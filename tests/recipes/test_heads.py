@@ -56,12 +56,7 @@ def test_a_run_is_trained_exported_and_loaded_everywhere(
     torch.testing.assert_close(again, expected)
 
 
-def test_a_run_with_another_head_is_refused_at_its_folder_and_as_a_start(
-    train, data, finished, tmp_path
-):
+def test_a_run_with_another_head_is_refused_at_its_folder(train, data, finished):
     other = FEW_STEPS | {"loss": "subcenter_aam_softmax"}
     with pytest.raises(ValueError, match="head: was cosine, is subcenter"):
         train.main(arguments(data, finished, **other))
-    start = other | {"pretrained_run": finished}
-    with pytest.raises(ValueError, match="Give a loss of head cosine: aam_softmax"):
-        train.main(arguments(data, tmp_path / "new", **start))

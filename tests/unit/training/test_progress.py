@@ -77,7 +77,7 @@ def test_peaks_of_gpu_and_process_have_names_of_their_own(monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "duration"), [(0.5, "1.7 min"), (18.0, "1.0 h")])
 def test_a_forecast_is_in_minutes_or_hours(seconds, duration):
-    words = progress.forecast(100, seconds, 2, "cpu")
+    words = progress.forecast(100, [(2, seconds)], "cpu")
     assert f"100 steps per epoch, {seconds:.2f} s per step: {duration} for 2" in words
 
 

@@ -1,112 +1,63 @@
-"""Runs that start from others."""
+"""What a run starts from, and the directions of a new head."""
 
+import shutil
+
+import numpy as np
 import pytest
 
-from speechbrain_rev.training import start_from
-from tests.run_folders import write_run
+from speechbrain_rev.inference.export import export_run
+from speechbrain_rev.training.start_from import chosen_utterances, read_source
+from tests.run_folders import SETTINGS, SPEAKERS, write_finished_run, write_run
 
 
-def labels(folder, names):
-    lines = [f"'{name}' => {i}\n" for i, name in enumerate(names)]
-    end = "================\n'starting_index' => 0\n"
-    folder.mkdir(parents=True)
-    (folder / "label_encoder.txt").write_text("".join(lines) + end)
-
-
-HEAD = {"pooling": "statistics", "loss": "aam_softmax"}
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours", "narrowed_from"),
-    [
-        ([1.0, 0.9, 1.1], [1.0, 0.9, 1.1], None),
-        ([1.0], [1.0], None),
-        ([1.0, 0.9, 1.1], [1.0], 3),
-        ([0.9, 1.0], [1.0], 2),
-        ([1.0], [1.0, 0.9, 1.1], "refused"),
-        ([1.0, 0.9, 1.1], [0.9], "refused"),
-        ([0.9, 1.1], [1.0], "refused"),
-        ([1.0, 0.9], [0.9, 1.0], "refused"),
-    ],
-)
-def test_equal_speeds_keep_all_classes_and_speed_one_its_own(
-    tmp_path, monkeypatch, theirs, ours, narrowed_from
-):
-    loaded = {}
-    monkeypatch.setattr(
-        start_from, "load_finished_run", lambda *_, **given: loaded.update(given)
-    )
-    settings = {"pretrained_run": str(tmp_path), "speeds": ours, "modules": {}}
-    settings["save_folder"] = str(tmp_path / "own")
-    settings |= HEAD
-    write_run(tmp_path, speeds=theirs)
-    for folder in ("save", "own"):
-        labels(tmp_path / folder, ["a", "b"])
-    if narrowed_from == "refused":
-        with pytest.raises(ValueError, match=r"the speeds \[.* may also be \[1\.0\]"):
-            start_from.start_from(settings)
-        return
-    start_from.start_from(settings)
-    assert loaded == {"narrowed_from": narrowed_from}
+def test_a_source_has_the_head_of_its_weights_speakers_and_speeds(tmp_path):
+    write_finished_run(tmp_path / "run")
+    source = read_source(str(tmp_path / "run"))
+    assert source.head.speeds == SETTINGS["speeds"]
+    assert tuple(source.head.speakers) == SPEAKERS
+    assert len(source.head.weight) == 3 * len(SPEAKERS)
+    assert source.settings()["embedding_dim"] == 16
+    export_run(tmp_path / "run", tmp_path / "model")
+    exported = read_source(str(tmp_path / "model"))
+    assert (exported.head.speeds, len(exported.head.weight)) == ([1.0], len(SPEAKERS))
+    assert exported.weights.fingerprint == source.weights.fingerprint
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("missing", "why"),
     [
-        (
-            {"pooling": "another"},
-            "has the pooling statistics, this run another.* Give pooling: statistics",
-        ),
-        (
-            {"loss": "subcenter_aam_softmax"},
-            "a classifier of head cosine, .* Give a loss of head cosine: aam_softmax",
-        ),
-        ({"save_folder": "own"}, "other speakers, or numbered differently"),
+        ("save/label_encoder.txt", "it has no list of training speakers"),
+        ("save/CKPT*", "the head of its last epoch is not there"),
+        (None, "its head has 9 classes, which are not 3 speakers at 1 speed"),
     ],
 )
-def test_another_pooling_head_or_speakers_are_not_started_from(
-    tmp_path, monkeypatch, changed, message
-):
-    monkeypatch.chdir(tmp_path)
-    write_run(tmp_path, speeds=[1.0])
-    labels(tmp_path / "save", ["a", "b"])
-    labels(tmp_path / "own", ["b", "a"])
-    settings = {"pretrained_run": str(tmp_path), "speeds": [1.0], "modules": {}}
-    settings |= HEAD | {"save_folder": "save"} | changed
-    with pytest.raises(ValueError, match=message):
-        start_from.start_from(settings)
+def test_a_source_without_a_known_head_says_why(tmp_path, missing, why):
+    speeds = SETTINGS["speeds"] if missing else [1.0]
+    write_finished_run(tmp_path, speeds=speeds)
+    for path in tmp_path.glob(missing) if missing else ():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    source = read_source(str(tmp_path))
+    assert (source.head, source.headless) == (None, why)
 
 
-@pytest.mark.parametrize("there", [None, "record", "labels"])
-def test_what_is_no_finished_run_cannot_be_started_from(tmp_path, there):
-    # An exported model has no record, and its labels beside its weights.
-    if there == "record":
-        write_run(tmp_path)
-    if there == "labels":
-        labels(tmp_path / "save", ["a", "b"])
-    message = (
-        "no record of a run, or no list of its training speakers: give the output_"
-    )
-    with pytest.raises(ValueError, match=message):
-        start_from.start_from({"pretrained_run": str(tmp_path), "speeds": [1.0]})
+def test_a_damaged_head_is_refused(tmp_path):
+    write_finished_run(tmp_path)
+    (path,) = tmp_path.glob("save/CKPT*/classifier.ckpt")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"pretrained: .*classifier\.ckpt"):
+        read_source(str(tmp_path))
 
 
-def test_a_run_that_is_extended_is_not_started_from(tmp_path):
-    write_run(tmp_path, number_of_epochs=9)
-    labels(tmp_path / "save", ["a", "b"])
-    settings = {"pretrained_run": str(tmp_path), "modules": {}, **HEAD}
-    settings |= {"speeds": [1.0], "save_folder": str(tmp_path / "save")}
-    with pytest.raises(ValueError, match=r"epochs up to 2\. Its classifier would"):
-        start_from.start_from(settings)
+def test_a_run_without_checkpoints_gives_its_encoder(tmp_path):
+    write_run(tmp_path)
+    assert read_source(str(tmp_path)).head is None
 
 
-def test_a_run_does_not_write_into_the_one_it_starts_from(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "run")
-    for ours in ("run", "run/below"):
-        folders = {
-            "output_folder": tmp_path / ours,
-            "pretrained_run": tmp_path / "link",
-        }
-        with pytest.raises(ValueError, match="Give another output_folder"):
-            start_from.refuse_own_folder(folders)
+def test_utterances_are_chosen_evenly_among_those_of_a_speaker():
+    speakers = np.array([1, 0] * 50 + [2])
+    chosen = chosen_utterances(speakers, 12)
+    assert len(chosen) == 12 + 12 + 1
+    rows = [row for row, _ in chosen]
+    assert [speakers[row] for row in rows] == [0] * 12 + [1] * 12 + [2]
+    assert [rank for _, rank in chosen] == [*range(12), *range(12), 0]
+    assert np.diff(rows[:12]).min() >= 8
