@@ -75,8 +75,12 @@ PUBLIC = {
 #: Modules that are public by themselves.
 MODULES = {
     "architectures": {
-        "ARCHITECTURES", "ENCODERS", "WESPEAKER_ARCHITECTURES", "Architecture",
-        "architecture", "counterparts",
+        "ARCHITECTURES",
+        "ENCODERS",
+        "WESPEAKER_ARCHITECTURES",
+        "Architecture",
+        "architecture",
+        "counterparts",
     },
     "catalog.plans": {"plan_encoders", "sweep_encoder"},
     "catalog.steps": {"encoder_step"},
