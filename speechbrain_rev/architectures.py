@@ -2,7 +2,8 @@
 
 Widths, blocks and published figures are those of Tables II to VI of the
 memory-efficient speaker embedding paper (RevNets, DF-RevNets, and the ResNets and
-DF-ResNets that they are compared with). To add an encoder, add a row.
+DF-ResNets that they are compared with). A table of its own has encoders of which
+WeSpeaker publishes weights. To add an encoder, add a row.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import difflib
 import itertools
 import math
 import operator
+from collections import ChainMap
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -18,6 +20,8 @@ from typing import Literal
 Family = Literal["resnet", "df_resnet", "revnet", "df_revnet"]
 Type = Literal["vanilla", "I", "II"]
 Block = Literal["basic", "bottleneck", "df_bottleneck"]
+#: One number for frequency and time, or one for each.
+Stride = int | tuple[int, int]
 
 
 #: What is an encoder's own: its name, its depth, its size, and what was published of it.
@@ -41,13 +45,13 @@ class EncoderGeometry:
     """How many frequencies and frames an encoder has at each of its levels.
 
     A level is a resolution. The stem has the first one, and each stage whose stride is
-    above 1 begins the next.
+    not 1 begins the next.
 
     Attributes
     ----------
     n_mels : int
         Mel bands of the input.
-    strides : tuple of int
+    strides : tuple of int or (int, int)
         Of each stage, in frequency and time.
     rearranges : bool
         Whether strides move frequencies and frames into channels, as in type II. These
@@ -60,21 +64,36 @@ class EncoderGeometry:
     ((1, 2, 4, 8), (80, 40, 20, 10), 5)
     >>> geometry.stage_levels
     ((0, 0), (0, 1), (1, 2), (2, 3))
+
+    A Gemini-DF-ResNet divides time once, and frequency in each stage:
+
+    >>> gemini = architecture("gemini_df_resnet60").geometry(n_mels=80)
+    >>> gemini.level_strides, gemini.frequencies
+    ((1, 1, 2, 2, 2), (80, 40, 20, 10, 5))
     """
 
     n_mels: int
-    strides: tuple[int, ...]
+    strides: tuple[Stride, ...]
     rearranges: bool = False
 
     @property
-    def level_steps(self) -> tuple[int, ...]:
-        """Stride from each level but the last to the next one."""
-        return tuple(stride for stride in self.strides if stride > 1)
+    def level_steps(self) -> tuple[tuple[int, int], ...]:
+        """Strides in frequency and time from each level but the last to the next one."""
+        return tuple(
+            stride if isinstance(stride, tuple) else (stride, stride)
+            for stride in self.strides
+            if stride != 1
+        )
 
     @property
     def level_strides(self) -> tuple[int, ...]:
         """Frames of the input that one frame of each level stands for."""
-        return tuple(itertools.accumulate(self.level_steps, operator.mul, initial=1))
+        return _products(time for _, time in self.level_steps)
+
+    @property
+    def level_bands(self) -> tuple[int, ...]:
+        """Mel bands of the input that one frequency of each level stands for."""
+        return _products(frequency for frequency, _ in self.level_steps)
 
     @property
     def levels(self) -> int:
@@ -84,18 +103,23 @@ class EncoderGeometry:
     @property
     def stage_levels(self) -> tuple[tuple[int, int], ...]:
         """Level at which each stage begins, and that of its blocks."""
-        ends = itertools.accumulate((stride > 1 for stride in self.strides), initial=0)
+        ends = itertools.accumulate((stride != 1 for stride in self.strides), initial=0)
         return tuple(itertools.pairwise(ends))
 
     @property
     def downsampling(self) -> int:
         """Frames of the input that one pooled frame stands for."""
-        return math.prod(self.strides)
+        return self.level_strides[-1]
+
+    @property
+    def frequency_downsampling(self) -> int:
+        """Mel bands of the input that one pooled frequency stands for."""
+        return self.level_bands[-1]
 
     @property
     def frequencies(self) -> tuple[int, ...]:
         """Frequencies of each level; pooling has those of the last one."""
-        return tuple(-(-self.n_mels // stride) for stride in self.level_strides)
+        return tuple(-(-self.n_mels // bands) for bands in self.level_bands)
 
     @property
     def min_frames(self) -> int:
@@ -105,8 +129,9 @@ class EncoderGeometry:
     @property
     def fits(self) -> bool:
         """Whether there are mel bands for the last level."""
-        multiple = not self.rearranges or self.n_mels % self.downsampling == 0
-        return multiple and self.n_mels >= self.downsampling
+        step = self.frequency_downsampling
+        multiple = not self.rearranges or self.n_mels % step == 0
+        return multiple and self.n_mels >= step
 
     def padding(self, frames: int) -> int:
         """Count the frames that are missing to a whole multiple, where one is needed."""
@@ -114,6 +139,11 @@ class EncoderGeometry:
             return 0
         multiple = self.downsampling
         return multiple * ((frames - 1) // multiple + 1) - frames
+
+
+def _products(steps: Iterable[int]) -> tuple[int, ...]:
+    """Multiply the steps up to each level, from 1 at the first."""
+    return tuple(itertools.accumulate(steps, operator.mul, initial=1))
 
 
 @dataclass(frozen=True)
@@ -152,8 +182,8 @@ class Architecture:
         Equal error rates as published, in percent. Not reproduced here.
     counterpart : str or None
         The vanilla encoder that a reversible one is compared with.
-    strides : tuple of int
-        Of each stage, in frequency and time.
+    strides : tuple of int or (int, int)
+        Of each stage, in frequency and time; type II has one number for both.
     """
 
     name: str
@@ -171,14 +201,21 @@ class Architecture:
     vox1_e_eer: float | None = None
     vox1_h_eer: float | None = None
     counterpart: str | None = None
-    strides: tuple[int, ...] = (1, 2, 2, 2)
+    strides: tuple[Stride, ...] = (1, 2, 2, 2)
 
     def __post_init__(self) -> None:
-        whole = all(type(stride) is int and stride > 0 for stride in self.strides)
+        numbers = [
+            number
+            for stride in self.strides
+            for number in (
+                stride if isinstance(stride, tuple) and self.type != "II" else (stride,)
+            )
+        ]
+        whole = all(type(number) is int and number > 0 for number in numbers)
         if not self.strides or not whole:
             raise ValueError(
                 f"strides of {self.name} are {self.strides}; give a whole number of at "
-                "least 1 for each stage."
+                "least 1 for each stage, or two, (frequency, time), but not in type II."
             )
 
     def geometry(self, n_mels: int = 80) -> EncoderGeometry:
@@ -208,7 +245,7 @@ class Architecture:
     def width_step(self) -> int:
         """Widths are multiples of this: of halves, or of a half's rearranged part."""
         if self.type == "II":
-            return math.lcm(2, *(stride**2 for stride in self.strides))
+            return math.lcm(2, *(f * t for f, t in self.geometry().level_steps))
         return 2 if self.reversible else 1
 
     @property
@@ -324,12 +361,30 @@ _ROWS = (
     Architecture("df_revnet354", "df_revnet", "I", "df_bottleneck", (48, 96, 192, 384), (2, 7, 47, 2), 354, 11711152, 11.9, 0.075, 146, 0.59, 0.75, 1.45, 'df_resnet233'),
     Architecture("df_revnet377", "df_revnet", "II", "df_bottleneck", (48, 96, 192, 384), (3, 8, 48, 3), 377, 11851168, 11.5, 0.073, 149, 0.60, 0.77, 1.46, 'df_resnet233'),
 )
+
+# WeSpeaker's ResNets of other depths, and the Gemini-DF-ResNets of Liu et al., "Golden
+# Gemini is all you need: finding the sweet spots for speaker verification", 2023.
+_GEMINI = ((2, 1), (2, 2), (2, 1), (2, 1))
+_WESPEAKER_ROWS = (
+    Architecture("resnet221", "resnet", "vanilla", "bottleneck", (32, 64, 128, 256), (6, 16, 48, 3), 221, 23792224),
+    Architecture("resnet293", "resnet", "vanilla", "bottleneck", (32, 64, 128, 256), (10, 20, 64, 3), 293, 28626016),
+    Architecture("gemini_df_resnet60", "df_resnet", "vanilla", "df_bottleneck", (32, 64, 128, 256), (3, 3, 9, 3), 60, 4047840, strides=_GEMINI),
+    Architecture("gemini_df_resnet114", "df_resnet", "vanilla", "df_bottleneck", (32, 64, 128, 256), (3, 3, 27, 3), 114, 6531552, strides=_GEMINI),
+    Architecture("gemini_df_resnet183", "df_resnet", "vanilla", "df_bottleneck", (32, 64, 128, 256), (3, 8, 45, 3), 183, 9196384, strides=_GEMINI),
+)
 # fmt: on
 
+#: The encoders of the paper, which tables and counts compare.
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _ROWS}
 #: Their families and types.
 FAMILIES = tuple(dict.fromkeys(row.family for row in _ROWS))
 TYPES = tuple(dict.fromkeys(row.type for row in _ROWS))
+#: Further encoders of which WeSpeaker publishes weights.
+WESPEAKER_ARCHITECTURES: dict[str, Architecture] = {
+    row.name: row for row in _WESPEAKER_ROWS
+}
+#: All encoders that can be built by name, those of the paper first: a ChainMap's last map.
+ENCODERS: ChainMap[str, Architecture] = ChainMap(WESPEAKER_ARCHITECTURES, ARCHITECTURES)
 
 
 def architecture(name: str) -> Architecture:
@@ -338,7 +393,7 @@ def architecture(name: str) -> Architecture:
     Parameters
     ----------
     name : str
-        One of the keys of ``ARCHITECTURES``.
+        One of the keys of ``ENCODERS``.
 
     Returns
     -------
@@ -355,11 +410,11 @@ def architecture(name: str) -> Architecture:
     >>> architecture("revnet57").blocks
     (2, 3, 5, 3)
     """
-    if name in ARCHITECTURES:
-        return ARCHITECTURES[name]
+    if name in ENCODERS:
+        return ENCODERS[name]
     raise ValueError(
-        f"There is no encoder {name!r}.{nearest(str(name), ARCHITECTURES)} "
-        f"The {len(ARCHITECTURES)} encoders are: {', '.join(ARCHITECTURES)}."
+        f"There is no encoder {name!r}.{nearest(str(name), ENCODERS)} "
+        f"The {len(ENCODERS)} encoders are: {', '.join(ENCODERS)}."
     )
 
 

@@ -1,4 +1,4 @@
-"""WeSpeaker's ResNets in plain torch, by their published layout, for comparison."""
+"""WeSpeaker's networks in plain torch, by their published layout, for comparison."""
 
 from pathlib import Path
 
@@ -41,6 +41,13 @@ class _Block(nn.Module):
         return (y + self.shortcut(x)).relu()
 
 
+def _pooled(x):
+    """Means and deviations over time of [batch, channel, freq, time]."""
+    mean = x.mean(dim=-1).flatten(1)
+    deviation = (x.var(dim=-1, unbiased=True) + 1e-7).sqrt().flatten(1)
+    return torch.cat([mean, deviation], dim=1)
+
+
 class ResNet(nn.Module):
     """Filterbanks [batch, time, freq] to embeddings [batch, embed_dim]."""
 
@@ -64,9 +71,55 @@ class ResNet(nn.Module):
         x = self.bn1(self.conv1(feats.permute(0, 2, 1).unsqueeze(1))).relu()
         for i in range(1, 5):
             x = self.get_submodule(f"layer{i}")(x)
-        mean = x.mean(dim=-1).flatten(1)
-        deviation = (x.var(dim=-1, unbiased=True) + 1e-7).sqrt().flatten(1)
-        return self.seg_1(torch.cat([mean, deviation], dim=1))
+        return self.seg_1(_pooled(x))
+
+
+class _DepthFirst(nn.Module):
+    """1x1 to four times the width, depthwise 3x3, 1x1 back."""
+
+    def __init__(self, width):
+        super().__init__()
+        wide = 4 * width
+        self.conv1, self.bn1 = nn.Conv2d(width, wide, 1, bias=False), _norm(wide)
+        self.conv2 = nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False)
+        self.bn2 = _norm(wide)
+        self.conv3, self.bn3 = nn.Conv2d(wide, width, 1, bias=False), _norm(width)
+
+    def forward(self, x):
+        y = self.bn1(self.conv1(x)).relu()
+        y = self.bn2(self.conv2(y)).relu()
+        return (self.bn3(self.conv3(y)) + x).relu()
+
+
+class GeminiDFResNet(nn.Module):
+    """Filterbanks [batch, time, freq] to embeddings [batch, embed_dim].
+
+    Every stage halves the frequencies, the second one the frames too.
+    """
+
+    def __init__(self, blocks, *, channels=32, feat_dim=80, embed_dim=256):
+        super().__init__()
+        widths = [channels * 2**i for i in range(len(blocks))]
+        stem = nn.Conv2d(1, channels, 3, padding=1, bias=False)
+        self.downsample_layers = nn.ModuleList(
+            [nn.Sequential(stem, _norm(channels), nn.ReLU())]
+        )
+        self.stages = nn.ModuleList()
+        inputs = [channels, *widths]
+        for i, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+            stride = (2, 2 if i == 1 else 1)
+            conv = nn.Conv2d(inputs[i], width, 3, stride, padding=1, bias=False)
+            self.downsample_layers.append(nn.Sequential(conv, _norm(width)))
+            self.stages.append(
+                nn.Sequential(*(_DepthFirst(width) for _ in range(count)))
+            )
+        self.seg_1 = nn.Linear(2 * widths[-1] * (feat_dim // 16), embed_dim)
+
+    def forward(self, feats):
+        x = self.downsample_layers[0](feats.permute(0, 2, 1).unsqueeze(1))
+        for entry, stage in zip(self.downsample_layers[1:], self.stages, strict=True):
+            x = stage(entry(x))
+        return self.seg_1(_pooled(x))
 
 
 def with_statistics(model, seed=0):

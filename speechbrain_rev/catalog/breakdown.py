@@ -246,7 +246,7 @@ def encoder_breakdown(
     Parameters
     ----------
     name : str
-        One of ``speechbrain_rev.architectures.ARCHITECTURES``.
+        One of ``speechbrain_rev.architectures.ENCODERS``.
     mode : str or None
         What its blocks keep: "store", "recompute" or "reconstruct". None for the
         default: reconstruct if it is reversible, else store.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from speechbrain_rev.architectures import (
-    ARCHITECTURES,
+    ENCODERS,
     Architecture,
 )
 from speechbrain_rev.catalog.table import (
@@ -79,7 +79,7 @@ def encoder_step(
     Examples
     --------
     >>> from speechbrain_rev.planner import profile
-    >>> step = encoder_step(ARCHITECTURES["resnet152"], Training(None, 16, 200))
+    >>> step = encoder_step(ENCODERS["resnet152"], Training(None, 16, 200))
     >>> len(profile(step).blocks)
     51
     """
@@ -87,7 +87,7 @@ def encoder_step(
         encoder = build_encoder(row.name, widths=row.widths, blocks=row.blocks)
     blocks = shallow_blocks(row)
     # Encoders of one kind share a profile, kept under the name of the first of them.
-    alike = (other for other in ARCHITECTURES.values() if other.kind == row.kind)
+    alike = (other for other in ENCODERS.values() if other.kind == row.kind)
     first = next(alike, row)
 
     def inputs(batch: int, device: torch.device) -> Tensor:
@@ -269,7 +269,7 @@ def training_step(
     Parameters
     ----------
     name : str
-        An encoder, one of ``speechbrain_rev.architectures.ARCHITECTURES``.
+        An encoder, one of ``speechbrain_rev.architectures.ENCODERS``.
     mode : str or None
         What its blocks keep: "store", "recompute" or "reconstruct". None for its
         default: reconstruct if it is reversible, else store.

@@ -117,8 +117,8 @@ def _add_convert(add: Callable[..., argparse.ArgumentParser]) -> None:
         _convert,
         "convert weights that WeSpeaker saved, and back",
         "convert wespeaker makes a folder for embed and verify of the avg_model.pt of a "
-        "ResNet; with --back, avg_model.pt of such a folder. Neither overwrites anything. "
-        "Nothing of a file is executed.",
+        "ResNet or Gemini-DF-ResNet; with --back, avg_model.pt of such a folder. Neither "
+        "overwrites anything. Nothing of a file is executed.",
         [
             " wespeaker avg_model.pt my_model",
             " wespeaker my_model avg_model.pt --back",

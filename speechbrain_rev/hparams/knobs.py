@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from speechbrain_rev.architectures import ARCHITECTURES, nearest
+from speechbrain_rev.architectures import ENCODERS, nearest
 from speechbrain_rev.heads import HEAD_OF, POOLINGS
 from speechbrain_rev.modes import ALONE, MEMORY_FORMATS, STREAMS
 from speechbrain_rev.optimizers import OPTIMIZERS
@@ -213,11 +213,12 @@ KNOBS = {
     "ckpt_interval_steps": _count_or_none,
     "logger": Knob("str", null=True, one_of=("tensorboard", "wandb")),
     # encoder
-    "arch": Knob("str", one_of=tuple(ARCHITECTURES)),
+    "arch": Knob("str", one_of=tuple(ENCODERS)),
     "widths": Knob("list of int", null=True, at_least=1, at_most=2**14),
     "blocks": Knob("list of int", null=True, at_least=0, at_most=10_000),
     "n_mels": Knob(
-        "int", at_least=min(row.geometry().downsampling for row in ARCHITECTURES.values()),
+        "int",
+        at_least=min(row.geometry().frequency_downsampling for row in ENCODERS.values()),
         at_most=512, why="Strides of the encoder divide them.",
     ),
     "embedding_dim": Knob("int", at_least=1, at_most=2**16),

@@ -88,8 +88,8 @@ RULES = (
     KnobRule(
         ("arch", "n_mels"),
         lambda arch, n_mels: architecture(arch).geometry(n_mels).fits,
-        "the stages' strides divide the frequency axis. Give at least their product, 8 as "
-        "published; in an encoder of type II, a multiple of it.",
+        "the stages' strides divide the frequency axis. Give at least their product: 8, or 16 "
+        "in a Gemini-DF-ResNet; in an encoder of type II, a multiple of it.",
     ),
     KnobRule(
         ("arch", "widths"),

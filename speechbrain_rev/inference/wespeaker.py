@@ -10,8 +10,8 @@ anything else are refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.architectures import ENCODERS, Architecture, architecture
 from speechbrain_rev.files import (
     digest_of,
     folder_whole,
@@ -50,7 +50,6 @@ from speechbrain_rev.lobes.description import (
 )
 from speechbrain_rev.lobes.pretrained import unwrapped
 
-_STAGES = range(4)
 _COUNTER = ".num_batches_tracked"
 # Prefix of the training classifier, which is dropped.
 _DROPPED = "projection."
@@ -59,7 +58,7 @@ _DROPPED = "projection."
 def from_wespeaker(
     state_dict: Mapping[str, Tensor],
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Rename the weights of a WeSpeaker ResNet to ours.
+    """Rename the weights of a WeSpeaker ResNet or Gemini-DF-ResNet to ours.
 
     Parameters
     ----------
@@ -100,9 +99,10 @@ def from_wespeaker(
         else weight.detach()
         for name, weight in _drop_classifier(state_dict).items()
     }
-    settings = _recognise_network(weights)
+    layout = next((each for each in _LAYOUTS if each.weight in weights), _LAYOUTS[-1])
+    settings = _recognise_network(weights, layout)
     encoder_weights = _encoder_weights(settings)
-    names = {name: _rename(name) for name in encoder_weights}
+    names = {name: layout.rename(name) for name in encoder_weights}
     check_weights(weights, {names[n]: weight for n, weight in encoder_weights.items()})
     return settings, {ours: weights[theirs] for ours, theirs in names.items()}
 
@@ -110,7 +110,7 @@ def from_wespeaker(
 def to_wespeaker(
     settings: Mapping[str, Any], state_dict: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Rename the weights of an encoder to those of WeSpeaker's ResNet.
+    """Rename the weights of an encoder to those of WeSpeaker's network.
 
     Parameters
     ----------
@@ -138,7 +138,8 @@ def to_wespeaker(
     """
     encoder_weights = _encoder_weights(settings)
     check_weights(state_dict, encoder_weights)
-    return {_rename(name): state_dict[name].detach() for name in encoder_weights}
+    rename = _layout_of(settings["name"]).rename
+    return {rename(name): state_dict[name].detach() for name in encoder_weights}
 
 
 def _drop_classifier(state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -150,74 +151,40 @@ def _drop_classifier(state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             return network
 
 
-def _recognise_network(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Recognise the network by names and shapes."""
-    bottleneck = "layer1.0.conv3.weight" in state_dict
-    blocks = [
-        len({n.split(".")[1] for n in state_dict if n.startswith(f"layer{i + 1}.")})
-        for i in _STAGES
-    ]
-    widths = [
-        _read_size(state_dict, f"layer{i + 1}.0.conv1.weight", 0) for i in _STAGES
-    ]
-    channels = widths[-1] * (4 if bottleneck else 1)
-    pooled = _read_size(state_dict, "seg_1.weight", 1)
-    bands, left_over = divmod(pooled, 2 * channels)
-    if left_over or not bands:
-        raise ValueError(
-            f"seg_1.weight takes {pooled:,} statistics, which are not the means and "
-            f"deviations of {channels:,} channels at some frequencies. Was the pooling "
-            "another one than TSTP?"
-        )
-    kind = "bottleneck" if bottleneck else "basic"
-    rows = [
-        row
-        for row in ARCHITECTURES.values()
-        if row.family == "resnet" and row.block == kind
-    ]
-    exact = [row for row in rows if list(row.blocks) == blocks]
-    return {
-        "name": (exact or rows)[0].name,
-        "widths": widths,
-        "blocks": blocks,
-        # Three halvings there are floors: other numbers of bands cannot be built.
-        "n_mels": 8 * bands,
-        "embedding_dim": _read_size(state_dict, "seg_1.weight", 0),
-    }
+@dataclass(frozen=True)
+class _Layout:
+    """How WeSpeaker names the weights of its networks of one kind.
+
+    Attributes
+    ----------
+    kind : str
+        Its name there, without a depth.
+    like : str
+        An encoder of ours of this kind.
+    weight : str
+        A weight that no other kind has.
+    stages : tuple of str
+        What the names of each stage's blocks begin with.
+    width_axis : int
+        Of the weight of a block's first convolution, whose size is the stage's width.
+    rename : callable
+        Gives the name there of a weight of ours.
+    """
+
+    kind: str
+    like: str
+    weight: str
+    stages: tuple[str, ...]
+    width_axis: int
+    rename: Callable[[str], str]
+
+    def rows(self) -> list[Architecture]:
+        """List the encoders of this kind."""
+        kind = architecture(self.like).kind
+        return [row for row in ENCODERS.values() if row.kind == kind]
 
 
-def _read_size(state_dict: Mapping[str, Tensor], name: str, axis: int) -> int:
-    if name not in state_dict or state_dict[name].dim() <= axis:
-        raise ValueError(
-            f"it has no weights {name}, which a WeSpeaker ResNet has; it holds "
-            f"{some_names(state_dict)}."
-        )
-    size = state_dict[name].shape[axis]
-    if size == 0:
-        raise ValueError(f"{name} is empty, {list(state_dict[name].shape)}.")
-    return size
-
-
-def _encoder_weights(settings: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Build the weights of our encoder on the meta device."""
-    sizes = dict(settings)
-    name = sizes.pop("name")
-    row = ARCHITECTURES.get(name)
-    if row is not None and row.family != "resnet":
-        raise ValueError(
-            f"{name} is of the family {row.family}; WeSpeaker's ResNets are those of "
-            f"{', '.join(r.name for r in ARCHITECTURES.values() if r.family == 'resnet')}."
-        )
-    with torch.device("meta"):
-        encoder = build_encoder(name, **sizes)
-    if encoder.n_mels % 8:
-        raise ValueError(
-            f"n_mels is {encoder.n_mels}; WeSpeaker's ResNets take multiples of 8."
-        )
-    return weights_in(encoder.state_dict())
-
-
-def _rename(name: str) -> str:
+def _rename_resnet(name: str) -> str:
     match name.split("."):
         case ["stem", "convs", "0", tensor]:
             return f"conv1.{tensor}"
@@ -234,11 +201,116 @@ def _rename(name: str) -> str:
     raise AssertionError(name)
 
 
+def _rename_gemini(name: str) -> str:
+    match name.split("."):
+        case ["stem", layer, "0", tensor]:
+            return f"downsample_layers.0.{('convs', 'norms').index(layer)}.{tensor}"
+        case ["stages", stage, "entry", layer, tensor]:
+            position = ("conv", "norm").index(layer)
+            return f"downsample_layers.{int(stage) + 1}.{position}.{tensor}"
+        case ["stages", stage, "blocks", block, layer, tensor]:
+            return f"stages.{stage}.{block}.{layer.replace('norm', 'bn')}.{tensor}"
+        case ["fc", tensor]:
+            return f"seg_1.{tensor}"
+    raise AssertionError(name)
+
+
+_RESNET_STAGES = ("layer1.", "layer2.", "layer3.", "layer4.")
+_GEMINI_STAGES = ("stages.0.", "stages.1.", "stages.2.", "stages.3.")
+#: The last one is named in errors where no layout fits.
+_LAYOUTS = (
+    _Layout(
+        "Gemini-DF-ResNet", "gemini_df_resnet60", "downsample_layers.0.0.weight",
+        _GEMINI_STAGES, 1, _rename_gemini,
+    ),
+    _Layout(
+        "ResNet", "resnet101", "layer1.0.conv3.weight", _RESNET_STAGES, 0, _rename_resnet
+    ),
+    _Layout("ResNet", "resnet34", "conv1.weight", _RESNET_STAGES, 0, _rename_resnet),
+)  # fmt: skip
+
+
+def _layout_of(name: str) -> _Layout:
+    """Give the layout of an encoder's weights."""
+    row = architecture(name)
+    for layout in _LAYOUTS:
+        if row in layout.rows():
+            return layout
+    names = [row.name for layout in _LAYOUTS[::-1] for row in layout.rows()]
+    raise ValueError(
+        f"{name} is no network of WeSpeaker's; these are: {', '.join(names)}."
+    )
+
+
+def _recognise_network(
+    state_dict: Mapping[str, Tensor], layout: _Layout
+) -> dict[str, Any]:
+    """Recognise the network by names and shapes."""
+    blocks = [
+        len({n[len(stage) :].split(".")[0] for n in state_dict if n.startswith(stage)})
+        for stage in layout.stages
+    ]
+    widths = [
+        _read_size(state_dict, f"{stage}0.conv1.weight", layout.width_axis, layout)
+        for stage in layout.stages
+    ]
+    rows = layout.rows()
+    channels = widths[-1] * rows[0].expansion
+    pooled = _read_size(state_dict, "seg_1.weight", 1, layout)
+    bands, left_over = divmod(pooled, 2 * channels)
+    if left_over or not bands:
+        raise ValueError(
+            f"seg_1.weight takes {pooled:,} statistics, which are not the means and "
+            f"deviations of {channels:,} channels at some frequencies. Was the pooling "
+            "another one than TSTP?"
+        )
+    exact = [row for row in rows if list(row.blocks) == blocks]
+    return {
+        "name": (exact or rows)[0].name,
+        "widths": widths,
+        "blocks": blocks,
+        # WeSpeaker rounds frequencies down: other numbers of bands cannot be built there.
+        "n_mels": rows[0].geometry().frequency_downsampling * bands,
+        "embedding_dim": _read_size(state_dict, "seg_1.weight", 0, layout),
+    }
+
+
+def _read_size(
+    state_dict: Mapping[str, Tensor], name: str, axis: int, layout: _Layout
+) -> int:
+    if name not in state_dict or state_dict[name].dim() <= axis:
+        raise ValueError(
+            f"it has no weights {name}, which a WeSpeaker {layout.kind} has; it holds "
+            f"{some_names(state_dict)}."
+        )
+    size = state_dict[name].shape[axis]
+    if size == 0:
+        raise ValueError(f"{name} is empty, {list(state_dict[name].shape)}.")
+    return size
+
+
+def _encoder_weights(settings: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Build the weights of our encoder on the meta device."""
+    sizes = dict(settings)
+    name = sizes.pop("name")
+    layout = _layout_of(name)
+    with torch.device("meta"):
+        encoder = build_encoder(name, **sizes)
+    step = encoder.geometry.frequency_downsampling
+    if encoder.n_mels % step:
+        raise ValueError(
+            f"n_mels is {encoder.n_mels}; WeSpeaker's {layout.kind}s take multiples of "
+            f"{step}."
+        )
+    return weights_in(encoder.state_dict())
+
+
 #: How WeSpeaker makes features, and which variance it pools.
 _FRONT_END, _VARIANCE = FrontEnd("kaldi", 16000, 80), "unbiased"
 _TAKEN = (
     "Taken are the averaged or last weights (avg_model.pt, model_150.pt) of WeSpeaker's "
-    "ResNet18 to ResNet293 with TSTP pooling and one embedding layer."
+    "ResNet18 to ResNet293 or Gemini_DF_ResNet60 to 237, with TSTP pooling and one "
+    "embedding layer."
 )
 #: Values that config.yaml may have for these keys, if it has them.
 _CONFIG: dict[tuple[str, ...], object] = {
@@ -284,8 +356,7 @@ def convert_from_wespeaker(
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it holds anything but the weights of a WeSpeaker ResNet; see
-        ``from_wespeaker``.
+        If it holds anything but the weights of such a network; see ``from_wespeaker``.
     OSError
         If the folder cannot be written.
     """

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from speechbrain_rev.architectures import Stride
 from speechbrain_rev.lobes.layers import (
     CallEach,
     Channels,
@@ -189,7 +190,7 @@ class _Shortcut(ConvNorm):
     """1x1 convolution and batch normalisation where a block changes the shape."""
 
     def __init__(
-        self, channels: int, out_channels: int, stride: int, *, sync: bool
+        self, channels: int, out_channels: int, stride: Stride, *, sync: bool
     ) -> None:
         conv = conv1x1(channels, out_channels, stride=stride)
         super().__init__(conv, BatchNorm(out_channels, sync=sync))
@@ -204,7 +205,7 @@ class _OrdinaryBlock(Unit):
         Channels of the input.
     width : int
         The block's width, before any expansion.
-    stride : int
+    stride : int or (int, int)
         What frequency and time are divided by.
     sync : bool
         Whether batch statistics are shared between processes.
@@ -215,7 +216,9 @@ class _OrdinaryBlock(Unit):
     ends_with: str
     conv1: nn.Conv2d
 
-    def __init__(self, channels: int, width: int, stride: int, *, sync: bool) -> None:
+    def __init__(
+        self, channels: int, width: int, stride: Stride, *, sync: bool
+    ) -> None:
         super().__init__()
         out_channels = self.expansion * width
         self.shortcut: _Shortcut | None = None
@@ -287,7 +290,9 @@ class BasicBlock(_OrdinaryBlock):
 
     ends_with = "norm2"
 
-    def __init__(self, channels: int, width: int, stride: int, *, sync: bool) -> None:
+    def __init__(
+        self, channels: int, width: int, stride: Stride, *, sync: bool
+    ) -> None:
         super().__init__(channels, width, stride, sync=sync)
         self.conv1 = conv3x3(channels, width, stride=stride)
         self.norm1 = BatchNorm(width, relu=True, sync=sync)
@@ -317,7 +322,9 @@ class _ThreeConvolutions(_OrdinaryBlock):
     #: Width of the 3x3 convolution over that of the block, and whether it is depthwise.
     widening, depthwise = 1, False
 
-    def __init__(self, channels: int, width: int, stride: int, *, sync: bool) -> None:
+    def __init__(
+        self, channels: int, width: int, stride: Stride, *, sync: bool
+    ) -> None:
         super().__init__(channels, width, stride, sync=sync)
         wide, out_channels = self.widening * width, self.expansion * width
         groups = wide if self.depthwise else 1

@@ -183,13 +183,14 @@ def _stage(
     """Build one stage of a row; ``channels`` are those of the stage before."""
     width, n_blocks = row.widths[index], row.blocks[index]
     stride = row.strides[index]
-    is_entered = index > 0 or stride > 1
+    is_entered = index > 0 or stride != 1
     wide = width * row.expansion
     ordinary = ORDINARY_BLOCKS[row.block]
     entry: nn.Module | None = None
     if row.family == "revnet" and row.type == "I":
         entry = ordinary(channels, width, stride, sync=sync)
     elif row.type == "II" and is_entered:
+        assert isinstance(stride, int)
         entry = SpaceToDepthTransition(channels, wide, stride, sync=sync)
     elif row.family in ("df_resnet", "df_revnet") and is_entered:
         entry = StridedTransition(channels, wide, stride, sync=sync)
@@ -243,8 +244,9 @@ def _check_sizes(
     if not geometry.fits:
         needed = "a multiple of" if geometry.rearranges else "at least"
         raise ValueError(
-            f"{row.name} divides the frequency axis by {geometry.downsampling}: n_mels must "
-            f"be {needed} {geometry.downsampling}, but is {geometry.n_mels}."
+            f"{row.name} divides the frequency axis by {geometry.frequency_downsampling}: "
+            f"n_mels must be {needed} {geometry.frequency_downsampling}, but is "
+            f"{geometry.n_mels}."
         )
     if embedding_dim < 1:
         raise ValueError(f"embedding_dim must be at least 1, but is {embedding_dim}.")

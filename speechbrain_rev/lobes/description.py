@@ -80,7 +80,7 @@ class EncoderDescription:
     Attributes
     ----------
     name : str
-        One of ``speechbrain_rev.architectures.ARCHITECTURES``.
+        One of ``speechbrain_rev.architectures.ENCODERS``.
     widths, blocks : tuple of int
         Channels and blocks of each stage.
     n_mels, embedding_dim : int

@@ -62,10 +62,10 @@ class SpeakerEncoder(nn.Module):
     Parameters
     ----------
     name : str
-        One of ``speechbrain_rev.architectures.ARCHITECTURES``.
+        One of ``speechbrain_rev.architectures.ENCODERS``.
     n_mels : int
-        Mel bands of the input; in encoders of type II a multiple of the product of
-        all strides, 8.
+        Mel bands of the input, at least the product of all strides in frequency; in
+        encoders of type II a multiple of it, 8.
     embedding_dim : int
         Size of the embedding.
     mode : Mode or str, or mapping of block name to these, or Plan, or None

@@ -154,7 +154,7 @@ def maps_and_masks(
         valid = valid.where(plausible(relative), torch.nan)
     time = x.shape[3]
     masks: list[Tensor] = [_mask(valid, time)]
-    for step in geometry.level_steps:
+    for _, step in geometry.level_steps:
         valid, time = (valid / step).ceil(), (time - 1) // step + 1
         masks.append(_mask(valid, time))
     # Whatever stands in the padding, NaN too, is as if it were not there.

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from speechbrain_rev.architectures import Stride
 from speechbrain_rev.kernels.fixed_point import format_of
 from speechbrain_rev.reversible.convolution import (
     Geometry,
@@ -197,7 +198,7 @@ class Masks(NamedTuple):
 
 
 def conv3x3(
-    channels: int, out_channels: int, *, stride: int = 1, groups: int = 1
+    channels: int, out_channels: int, *, stride: Stride = 1, groups: int = 1
 ) -> nn.Conv2d:
     """Make a 3x3 convolution without bias that keeps the shape at stride 1."""
     return nn.Conv2d(
@@ -208,7 +209,7 @@ def conv3x3(
 class PointwiseConv(nn.Conv2d):
     """1x1 convolution without bias, where that is faster a product of matrices."""
 
-    def __init__(self, channels: int, out_channels: int, stride: int) -> None:
+    def __init__(self, channels: int, out_channels: int, stride: Stride) -> None:
         super().__init__(channels, out_channels, 1, stride, bias=False)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -216,7 +217,7 @@ class PointwiseConv(nn.Conv2d):
         return Geometry.of(self).convolve(input, self.weight)
 
 
-def conv1x1(channels: int, out_channels: int, *, stride: int = 1) -> nn.Conv2d:
+def conv1x1(channels: int, out_channels: int, *, stride: Stride = 1) -> nn.Conv2d:
     """Make a 1x1 convolution without bias."""
     return PointwiseConv(channels, out_channels, stride)
 

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speechbrain_rev.architectures import EncoderGeometry
+from speechbrain_rev.architectures import EncoderGeometry, Stride
 from speechbrain_rev.lobes.layers import (
     CallEach,
     Channels,
@@ -85,14 +85,14 @@ class StridedTransition(Unit):
     ----------
     channels, out_channels : int
         Channels before and after.
-    stride : int
+    stride : int or (int, int)
         In frequency and time.
     sync : bool
         Whether batch statistics are shared between processes.
     """
 
     def __init__(
-        self, channels: int, out_channels: int, stride: int, *, sync: bool
+        self, channels: int, out_channels: int, stride: Stride, *, sync: bool
     ) -> None:
         super().__init__()
         self.conv = conv3x3(channels, out_channels, stride=stride)

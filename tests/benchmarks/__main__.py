@@ -36,6 +36,7 @@ CPU_ONLY = (
     "launches",
     "planned",
     "joined",
+    "converted",
     "selective",
     "shares",
     "scoring_at_scale",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hyperpyyaml import load_hyperpyyaml
 
-from speechbrain_rev.architectures import architecture
+from speechbrain_rev.architectures import WESPEAKER_ARCHITECTURES, architecture
 from speechbrain_rev.hparams import plain_settings, resolve
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.optim import AdamW
@@ -128,9 +128,14 @@ def test_knobs_that_the_table_of_wespeaker_names_are_there():
     assert named <= settings.keys()
 
 
-@pytest.mark.parametrize(
-    "depths", [[2, 2, 2, 2], [3, 4, 6, 3], [6, 16, 48, 3], [10, 20, 64, 3]]
-)
+@pytest.mark.parametrize("name", WESPEAKER_ARCHITECTURES)
+def test_the_table_of_wespeaker_names_every_encoder_that_is_there_for_it(name):
+    theirs = name.replace("df_", "DF_").replace("gemini", "Gemini")
+    assert f"{name}`" in TEXT
+    assert f"{theirs.replace('resnet', 'ResNet')}`" in TEXT
+
+
+@pytest.mark.parametrize("depths", [[2, 2, 2, 2], [3, 4, 6, 3]])
 def test_depths_that_have_no_row_are_built_by_blocks(depths):
     assert f"`{depths}`" in TEXT or f"`blocks: {depths}`" in TEXT
     name = "resnet34" if depths == [2, 2, 2, 2] else "resnet101"

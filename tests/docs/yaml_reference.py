@@ -183,7 +183,10 @@ def entry(key: Key) -> str:
         default = "to be given" if key.value == "!PLACEHOLDER" else f"`{key.value}`"
         takes = knob.takes()
         if key.name == "arch":
-            takes = f"a name of the [table](choosing_an_encoder.md#the-table): {takes}"
+            takes = (
+                "a name of the [table](choosing_an_encoder.md#the-table) or of "
+                f"[WeSpeaker's deeper networks](other_networks.md#the-deeper-networks): {takes}"
+            )
         facts = {"Default": default, "Unit": UNIT_OF.get(key.name, ""), "Takes": takes}
         facts |= {"Source": SOURCE_OF.get(key.name, "ours"), "Note": knob.why}
         shown = ((head, it.rstrip(".")) for head, it in facts.items() if it)

@@ -4,7 +4,13 @@ import re
 
 import pytest
 
-from speechbrain_rev.architectures import ARCHITECTURES, TRAINING_DEFAULTS, architecture
+from speechbrain_rev.architectures import (
+    ARCHITECTURES,
+    ENCODERS,
+    TRAINING_DEFAULTS,
+    WESPEAKER_ARCHITECTURES,
+    architecture,
+)
 
 ROWS = list(ARCHITECTURES.values())
 
@@ -13,6 +19,16 @@ def test_names_are_the_rows_and_every_reversible_encoder_has_a_counterpart():
     assert all(name == row.name for name, row in ARCHITECTURES.items())
     vanilla = {row.name for row in ROWS if not row.reversible}
     assert {row.counterpart for row in ROWS if row.reversible} == vanilla
+
+
+def test_encoders_of_wespeaker_are_none_of_the_paper_s():
+    assert list(ENCODERS) == [*ARCHITECTURES, *WESPEAKER_ARCHITECTURES]
+    for name, row in WESPEAKER_ARCHITECTURES.items():
+        assert architecture(name) is row
+        assert (row.reversible, row.counterpart) == (False, None)
+        # Downsampling layers of Gemini-DF-ResNets are counted in their names.
+        own = 3 * sum(row.blocks) + 2 + 4 * (row.family == "df_resnet")
+        assert row.layers == own == int(name.rpartition("resnet")[2])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -67,7 +83,7 @@ def test_families_are_trained_as_published():
         ("revnet58", "Did you mean revnet57"),
         ("df-revnet281", "Did you mean df_revnet281"),
         ("ResNet34", "esnet34"),
-        ("ecapa", f"The {len(ROWS)} encoders are: resnet34"),
+        ("ecapa", f"The {len(ENCODERS)} encoders are: resnet34"),
         (None, "There is no encoder None"),
     ],
 )

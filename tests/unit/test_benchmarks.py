@@ -30,6 +30,7 @@ from tests.benchmarks import (
     compressed_targets,
     compressed_training,
     compressed_ways,
+    converted,
     embedding,
     engine,
     formats,
@@ -421,6 +422,7 @@ SMALL = {
     ),
     scoring_at_scale: ([SCORING], None),
     joined: ([joined.Setting(("resnet34",), batch=2)], None),
+    converted: ([converted.Setting(("gemini_df_resnet60",), batch=2)], None),
     selective: (
         [steps.Setting({"resnet34": 2, "revnet57": 2}, 40, 2, TINIEST)],
         None,

@@ -74,7 +74,14 @@ PUBLIC = {
 }  # fmt: skip
 #: Modules that are public by themselves.
 MODULES = {
-    "architectures": {"ARCHITECTURES", "Architecture", "architecture", "counterparts"},
+    "architectures": {
+        "ARCHITECTURES",
+        "ENCODERS",
+        "WESPEAKER_ARCHITECTURES",
+        "Architecture",
+        "architecture",
+        "counterparts",
+    },
     "catalog.plans": {"plan_encoders", "sweep_encoder"},
     "catalog.steps": {"encoder_step"},
     "environment": {"environment"},

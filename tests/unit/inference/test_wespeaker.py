@@ -1,6 +1,7 @@
-"""WeSpeaker's ResNets there and back, bit by bit, or refused by name."""
+"""WeSpeaker's networks there and back, bit by bit, or refused by name."""
 
 import dataclasses
+import functools
 import os
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.architectures import WESPEAKER_ARCHITECTURES, architecture
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.inference.wespeaker import (
     convert_from_wespeaker,
@@ -20,18 +21,30 @@ from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.description import weights_in
 from tests.run_folders import speech_like, write_audio
 from tests.unit.inference.conftest import Attack, close
-from tests.wespeaker import BASIC, ResNet, embed, with_statistics, write_model
+from tests.wespeaker import (
+    BASIC,
+    GeminiDFResNet,
+    ResNet,
+    embed,
+    with_statistics,
+    write_model,
+)
 
 SLOW = pytest.mark.slow
 BOTTLENECK = {**BASIC, "bottleneck": True}
+GEMINI = {**BASIC, "network": GeminiDFResNet}
 LISTS = ("widths", "blocks")
+DEEP = functools.partial(ResNet, bottleneck=True)
+#: Plain networks of the further encoders, by family.
+NETWORKS = {"resnet": DEEP, "df_resnet": GeminiDFResNet}
+OTHERS = WESPEAKER_ARCHITECTURES.items()
 SMALL = {"widths": (4, 8, 8, 8), "blocks": (1, 1, 2, 1), "embedding_dim": 16}
 WEIGHTS = "embedding_model.safetensors"
 
 
-def model_of(**sizes):
+def model_of(network=ResNet, **sizes):
     torch.manual_seed(0)
-    model = with_statistics(ResNet(**sizes))
+    model = with_statistics(network(**sizes))
     # No normalisation is as it was made, which would hide one that is left out.
     for norm in [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]:
         for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
@@ -55,7 +68,9 @@ def theirs(basic, tmp_path):
     [
         (BASIC, "resnet34"),
         (BOTTLENECK, "resnet101"),
+        (GEMINI, "gemini_df_resnet60"),
         ({**BASIC, "feat_dim": 40}, "resnet34"),
+        ({**GEMINI, "feat_dim": 48}, "gemini_df_resnet60"),
         pytest.param({**BOTTLENECK, "blocks": (3, 4, 23, 3)}, "resnet101", marks=SLOW),
     ],
 )
@@ -75,21 +90,23 @@ def test_an_embedding_is_that_of_wespeaker_from_the_waveform(sizes, arch, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("blocks", "bottleneck", "arch"),
+    ("blocks", "network", "arch"),
     [
-        ((3, 4, 6, 3), False, "resnet34"),
-        ((3, 8, 36, 3), True, "resnet152"),
-        ((2, 2, 2, 2), False, "resnet34"),
-        ((2, 2, 2, 2), True, "resnet101"),
+        ((3, 4, 6, 3), ResNet, "resnet34"),
+        ((3, 8, 36, 3), DEEP, "resnet152"),
+        ((2, 2, 2, 2), ResNet, "resnet34"),
+        ((2, 2, 2, 2), DEEP, "resnet101"),
+        ((3, 8, 63, 3), GeminiDFResNet, "gemini_df_resnet60"),
+        *((row.blocks, NETWORKS[row.family], name) for name, row in OTHERS),
     ],
 )
-def test_every_weight_has_its_counterpart_at_any_depth(blocks, bottleneck, arch):
+def test_every_weight_has_its_counterpart_at_any_depth(blocks, network, arch):
     with torch.device("meta"):
-        whole = ResNet(blocks, bottleneck=bottleneck)
-        theirs = ResNet(blocks, bottleneck=bottleneck, channels=4).state_dict()
-    if ARCHITECTURES[arch].blocks == blocks:
+        whole = network(blocks)
+        theirs = network(blocks, channels=4).state_dict()
+    if architecture(arch).blocks == blocks:
         count = sum(p.numel() for p in whole.parameters())
-        assert count == ARCHITECTURES[arch].parameters
+        assert count == architecture(arch).parameters
     zeros = {n: torch.zeros(t.shape, dtype=t.dtype) for n, t in theirs.items()}
     settings, weights = from_wespeaker(zeros)
     assert (settings["name"], settings["blocks"]) == (arch, list(blocks))
@@ -99,7 +116,37 @@ def test_every_weight_has_its_counterpart_at_any_depth(blocks, bottleneck, arch)
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize("sizes", [BASIC, BOTTLENECK], ids=["basic", "bottleneck"])
+@pytest.mark.parametrize("name", WESPEAKER_ARCHITECTURES)
+def test_embeddings_and_gradients_are_those_of_the_plain_network(name):
+    row = architecture(name)
+    plain = model_of(NETWORKS[row.family], blocks=row.blocks, channels=4, embed_dim=16)
+    settings, weights = from_wespeaker(plain.state_dict())
+    assert settings["name"] == name
+    encoder = build_encoder(**settings, mode="store", pooling_variance="unbiased")
+    encoder.load_state_dict(weights)
+    feats = torch.randn(2, 43, 80, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = plain(feats)
+        distance = (encoder.eval()(feats)[:, 0] - expected).norm(dim=1)
+    assert (distance < 1e-5 * expected.norm(dim=1)).all()
+    # Batch statistics, in float64: a hundred layers amplify what float32 rounds.
+    for network in (encoder.double(), plain.double()):
+        y = network.train()(feats.double()).view(2, 16)
+        (y * torch.linspace(-1, 1, 32, dtype=y.dtype).view(2, 16)).sum().backward()
+    # Gradients have the names of weights, and go the way of these.
+    tensors = encoder.state_dict() | {n: p.grad for n, p in encoder.named_parameters()}
+    gradients = {
+        n: t.float() if t.is_floating_point() else t for n, t in tensors.items()
+    }
+    theirs = to_wespeaker(settings, gradients)
+    for key, parameter in plain.named_parameters():
+        off = (theirs[key] - parameter.grad).norm()
+        assert off <= 1e-6 * parameter.grad.norm(), key
+
+
+@pytest.mark.parametrize(
+    "sizes", [BASIC, BOTTLENECK, GEMINI], ids=["basic", "bottleneck", "gemini"]
+)
 def test_there_and_back_is_the_same_to_the_bit(sizes, tmp_path):
     model = model_of(**sizes)
     convert_from_wespeaker(write_model(tmp_path, model), tmp_path / "model")
@@ -282,7 +329,18 @@ KALDI = {"kind": "kaldi", "sample_rate": 16000}
         ({"front_end": None}, "front_end is None, not"),
         ({"pooling_variance": "population"}, "pooling_variance is population, not unb"),
         ({"n_mels": 76}, "n_mels is 76; WeSpeaker's ResNets take multiples of 8"),
-        ({"name": "revnet57"}, "revnet57 is of the family revnet; WeSpeaker's ResNets"),
+        (
+            {"n_mels": 72, "name": "gemini_df_resnet60"},
+            "n_mels is 72; WeSpeaker's Gemini-DF-ResNets take multiples of 16",
+        ),
+        (
+            {"name": "revnet57"},
+            "revnet57 is no network of WeSpeaker's; these are: resn",
+        ),
+        (
+            {"name": "df_resnet56"},
+            "df_resnet56 is no network of WeSpeaker's; these are",
+        ),
     ],
 )
 def test_back_goes_what_wespeaker_would_compute_alike(tmp_path, changed, message):

@@ -44,11 +44,16 @@ STRIDES = {
     (1, 2, 1, 2, 2): (4, 8, (48, 24, 12, 6)),
     (1, 1): (1, 1, (48,)),
     (1, 3, 2): (3, 6, (48, 16, 8)),
+    ((2, 1), (2, 2), (2, 1), (2, 1)): (5, 2, (48, 24, 12, 6, 3)),
+    (1, (1, 2), (2, 3)): (3, 6, (48, 48, 24)),
 }
 #: All of them with revnet57, which rearranges frames, and other ways from stage to stage.
 CASES = [
-    *(("revnet57", strides) for strides in STRIDES),
+    *(("revnet57", s) for s in STRIDES if all(isinstance(n, int) for n in s)),
     ("resnet34", (2, 2, 2, 2)),
+    ("resnet101", (1, (1, 2), (2, 3))),
+    ("df_resnet56", ((2, 1), (2, 2), (2, 1), (2, 1))),
+    ("df_revnet66", ((2, 1), (2, 2), (2, 1), (2, 1))),
     ("df_resnet56", (1, 2, 1, 2, 2)),
     ("revnet46", (2, 2, 2, 2)),
     ("df_revnet66", (1, 2, 2, 1)),
@@ -126,14 +131,23 @@ class TestStrides:
                 assert a.chain.chunk == b.chain.chunk
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("row", [("revnet57", (1, 2, 1, 2, 2))], indirect=True)
+    @pytest.mark.parametrize(
+        "row",
+        [
+            ("revnet57", (1, 2, 1, 2, 2)),
+            ("df_resnet56", ((2, 1), (2, 2), (2, 1), (2, 1))),
+        ],
+        indirect=True,
+    )
     def test_a_graph_embeds_waveforms_as_the_encoder(self, row):
         encoder = with_statistics(self.built(row))
         graph = EmbeddingGraph(encoder, FrontEnd("kaldi", 16000, encoder.n_mels))
         given = torch.randn(3, 14321), torch.tensor([14321, 8000, 4444])
         torch.testing.assert_close(exported(graph).module()(*given), graph(*given))
 
-    @pytest.mark.parametrize("strides", [(1, 2, 0, 2), (1, 2, 2.0, 2), ()])
+    @pytest.mark.parametrize(
+        "strides", [(1, 2, 0, 2), (1, 2, 2.0, 2), (), (1, (2, 1), 2, 2)]
+    )
     def test_they_are_whole_numbers_of_at_least_one(self, strides):
         with pytest.raises(ValueError, match="strides"):
             strided("revnet57", strides)
