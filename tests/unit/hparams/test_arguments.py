@@ -148,7 +148,7 @@ def test_training_separates_keys_and_run_options_by_their_whole_names(tmp_path):
         "--debug",
         "--jit_module_keys==",
     ]
-    text, settings, run_options, _ = train.compose_run([str(file), *options])
+    text, settings, run_options, *_ = train.compose_run([str(file), *options])
     assert settings["trial_lists"] == ["a=b.txt", "=c", "d=="]
     assert settings["data_folder"] == settings["trials_folder"] == "x=y"
     assert settings["precision"] == values(text)["precision"] == "bf16"
