@@ -7,11 +7,13 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from speechbrain_rev.inference import EmbeddingArchive
 from speechbrain_rev.scoring import read_scores
 from tests.corpus import write_corpus
 from tests.recipes.runs import (
+    HPARAMS,
     RECIPE,
     SHORT,
     arguments,
@@ -303,3 +305,37 @@ def test_a_file_of_validation_that_one_process_lacks_keeps_none_waiting(data, tm
     assert done, output
     assert [line["unread_validation_files"] for line in log(tmp_path)] == [1, 8]
     assert all(0 <= line["valid_eer_percent"] <= 100 for line in log(tmp_path))
+
+
+ADAPTING = """
+import sys
+sys.path.insert(0, {recipe!r})
+import train
+train.run()
+"""
+
+
+def test_two_processes_adapt_an_encoder_frozen_at_first_as_one_does(finished, tmp_path):
+    """Each embeds its share for the new head, and gradients of the head alone are averaged."""
+    others = write_corpus(tmp_path / "corpus", speakers=4, seed=7)
+    ended = {}
+    for processes in (1, 2):
+        folder = tmp_path / f"run{processes}"
+        given = {"pretrained": finished, "output_folder": folder, "data_folder": others}
+        given |= SHORT | {"number_of_epochs": 2, "steps_per_epoch": 2, "chunk": "null"}
+        given |= {"freeze_epochs": 1, "batch_size": 4, "chunk_samples": 4640}
+        given |= {"num_workers": 0, "optimizer_bits": 32, "speeds": "[1.0]"}
+        argv = [str(HPARAMS / "train.yaml"), "--device=cpu", "--noprogressbar"]
+        argv += [f"--{name}={value}" for name, value in given.items()]
+        argv += ["--distributed_backend=gloo"]
+        script = ADAPTING.format(recipe=str(RECIPE))
+        good, printed = torchrun(script, argv, processes=processes)
+        assert good, printed
+        assert "Head: new" in printed
+        (first, *_) = sorted(folder.glob("save/CKPT*/classifier.ckpt"))
+        ended[processes] = torch.load(first, weights_only=True)["weight"]
+        frozen = torch.load(first.with_name("embedding_model.ckpt"), weights_only=True)
+        before = weights(finished)
+        assert all(torch.equal(frozen[name], before[name]) for name in before)
+    # Segments and steps are other ones; the directions are those of the same speakers.
+    assert torch.cosine_similarity(ended[1], ended[2]).min() > 0.9

@@ -412,6 +412,8 @@ def test_the_schedule_of_a_short_run_scales_with_its_epochs(given, expected):
 def test_a_run_that_gets_more_epochs_keeps_its_schedule():
     recorded = {"margin_start_epoch": 2, "margin_end_epoch": 4, "warmup_epochs": 1.0}
     command = [str(TRAIN), "--data_folder=a", "--number_of_epochs=30"]
-    read = values(compose([*command, "--warmup_epochs=3"], recorded_of=lambda _: recorded).text)
+    read = values(
+        compose([*command, "--warmup_epochs=3"], recorded_of=lambda _: recorded).text
+    )
     assert (read["margin_start_epoch"], read["margin_end_epoch"]) == (2, 4)
     assert read["warmup_epochs"] == 3
