@@ -63,10 +63,10 @@ from speechbrain_rev.training.steps import ACCUMULATION
 ENCODER, RANDOM_STATE = "embedding_model", "random_state"
 
 _PACKAGES = ("speechbrain_rev", "speechbrain", "torch", "torchaudio")
-# Settings that shapes of weights depend on; the data has its own refusals.
+# Settings that weights and their features depend on; the data has its own refusals.
 _SHAPES = (
-    "arch", "widths", "blocks", "n_mels", "embedding_dim", "sample_rate", "pooling",
-    "speeds",
+    "arch", "widths", "blocks", "n_mels", "embedding_dim", "features", "sample_rate",
+    "pooling", "pooling_variance", "speeds",
 )  # fmt: skip
 # Settings that are counted of the data: always, and where they are null.
 _COUNTED, _COUNTED_IF_NULL = "out_n_neurons", "steps_per_epoch"
