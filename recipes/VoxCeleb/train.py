@@ -192,7 +192,7 @@ def compose_run(argv):
             return {}
         if recorded := recorded_of(values):
             # A run that is resumed does not read what it started from.
-            return {name: recorded[name] for name in MODEL_SETTINGS if name in recorded}
+            return {name: recorded[name] for name in MODEL_SETTINGS}
         sources.append(read_source(values["pretrained"]))
         return sources[0].settings()
 

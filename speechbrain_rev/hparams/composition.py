@@ -252,7 +252,6 @@ def _composed(
     )
     settings.check()
     model = model_of(settings.plain_values())
-    model = {k: v for k, v in model.items() if k in settings.root}  # TEMP
     if model:
         _refuse_other_model(settings, model, complete)
         settings.override(model, f"pretrained {settings.root['pretrained']}")

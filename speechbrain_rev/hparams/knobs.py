@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from speechbrain_rev.architectures import ENCODERS, nearest
-from speechbrain_rev.heads import HEAD_OF, POOLINGS
+from speechbrain_rev.filterbanks import FILTERBANKS
+from speechbrain_rev.heads import CORRECTIONS, HEAD_OF, POOLINGS
 from speechbrain_rev.modes import ALONE, MEMORY_FORMATS, STREAMS
 from speechbrain_rev.optimizers import OPTIMIZERS
 from speechbrain_rev.sizes import parse_size
@@ -221,8 +222,10 @@ KNOBS = {
         at_least=min(row.geometry().frequency_downsampling for row in ENCODERS.values()),
         at_most=512, why="Strides of the encoder divide them.",
     ),
+    "features": Knob("str", one_of=tuple(FILTERBANKS)),
     "embedding_dim": Knob("int", at_least=1, at_most=2**16),
     "pooling": Knob("str", one_of=tuple(POOLINGS)),
+    "pooling_variance": Knob("str", one_of=tuple(CORRECTIONS)),
     "mode": Knob("str", null=True, one_of=tuple(mode.value for mode in ALONE)),
     "convolution_error": _error,
     "normalisation_error": _error,

@@ -15,6 +15,7 @@ from typing import Any
 from ruamel.yaml.comments import CommentedMap
 
 from speechbrain_rev.architectures import architecture
+from speechbrain_rev.heads import POOLINGS
 from speechbrain_rev.hparams.document import KeyPath, dump, entries
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.optimizers import OPTIMIZERS, form_of
@@ -110,6 +111,11 @@ RULES = (
         "least 1.",
     ),
     KnobRule(
+        ("pooling", "pooling_variance"),
+        lambda pooling, variance: variance in POOLINGS[pooling].variances,
+        "this pooling has no such estimate. Give population.",
+    ),
+    KnobRule(
         ("speeds",),
         lambda speeds: (
             1.0 in speeds
@@ -168,28 +174,34 @@ RULES = (
 # A run's folder is read without building what its YAML describes, so window, hop and
 # normalisation are not looked up there: other ones would embed wrongly in silence.
 _FEATURES = {
-    "compute_features": "!new:speechbrain.lobes.features.Fbank",
+    "compute_features": "!apply:speechbrain_rev.lobes.features.build_features",
+    "compute_features.kind": "!ref <features>",
     "compute_features.sample_rate": "!ref <sample_rate>",
     "compute_features.n_mels": "!ref <n_mels>",
-    "compute_features.win_length": "25",
-    "compute_features.hop_length": "10",
     "mean_var_norm": "!new:speechbrain.processing.features.InputNormalization",
     "mean_var_norm.norm_type": "sentence",
     "mean_var_norm.std_norm": "false",
     "modules.compute_features": "!ref <compute_features>",
     "modules.mean_var_norm": "!ref <mean_var_norm>",
 }
+# Files without the setting features, as those of earlier runs, name the class.
+_FEATURES_OF_FBANK = {
+    "compute_features": "!new:speechbrain.lobes.features.Fbank",
+    "compute_features.win_length": "25",
+    "compute_features.hop_length": "10",
+}
 
 
 def refuse_other_features(root: CommentedMap, places: Mapping[KeyPath, str]) -> None:
     """Refuse settings whose features are not those that embedding rebuilds."""
+    features = _FEATURES if "features" in root else {**_FEATURES, **_FEATURES_OF_FBANK}
     for path, value, _ in entries(root):
         dotted = ".".join(path)
-        if not dotted.startswith(tuple(_FEATURES)):
+        if not dotted.startswith(tuple(features)):
             continue
-        if (given := dump(value)) != (expected := _FEATURES.get(dotted, "left out")):
+        if (given := dump(value)) != (expected := features.get(dotted, "left out")):
             raise ValueError(
                 f"{places[path]}: {dotted} is {given}, but must be {expected}: embedding a "
-                "run builds its features anew from n_mels and sample_rate alone, and "
-                "would not see this change. Change those two only."
+                "run builds its features anew from features, n_mels and sample_rate "
+                "alone, and would not see this change. Change those only."
             )

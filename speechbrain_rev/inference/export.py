@@ -26,6 +26,7 @@ from speechbrain_rev.files import (
     write_sums,
     write_whole,
 )
+from speechbrain_rev.filterbanks import FILTERBANKS
 from speechbrain_rev.heads import HEAD_OF, HEADS, HeadRow
 from speechbrain_rev.inference.runs import (
     HYPERPARAMS,
@@ -72,6 +73,7 @@ CARD = "README.md"
 
 #: Settings of the run that the model card lists. None is a path.
 DESCRIBED = (
+    "features",
     "chunk_samples",
     "loss",
     "scale",
@@ -405,7 +407,7 @@ pooling_variance: {pooling_variance}
 sample_rate: {sample_rate}  # Hz
 out_n_neurons: {out_n_neurons}  # speakers of the training
 
-compute_features: !new:speechbrain.lobes.features.Fbank
+compute_features: {filterbanks}
     sample_rate: !ref <sample_rate>
     n_mels: !ref <n_mels>
     win_length: 25  # ms
@@ -424,7 +426,7 @@ embedding_model: !apply:speechbrain_rev.lobes.build_encoder
     pooling: !ref <pooling>
     pooling_variance: !ref <pooling_variance>
     front_end:
-        kind: speechbrain
+        kind: {kind}
         sample_rate: !ref <sample_rate>
         n_mels: !ref <n_mels>
         normalisation: sentence_mean
@@ -461,7 +463,7 @@ def model_yaml(encoder: EncoderDescription, speakers: int, head: HeadRow) -> str
     Parameters
     ----------
     encoder : EncoderDescription
-        Of the encoder; SpeechBrain makes its features.
+        Of the encoder and its features.
     speakers : int
         Classes of the classifier.
     head : HeadRow
@@ -478,6 +480,8 @@ def model_yaml(encoder: EncoderDescription, speakers: int, head: HeadRow) -> str
     return _LAYOUT.format(
         **values,
         arch=encoder.name,
+        filterbanks=FILTERBANKS[encoder.front_end.kind].tag,
+        kind=encoder.front_end.kind,
         sample_rate=encoder.front_end.sample_rate,
         out_n_neurons=speakers,
         classifier=head.tag,
@@ -543,11 +547,11 @@ def export_run(
 def _export(source: Path, out: Path, listed: Path, speeds: int | None) -> list[str]:
     """Do what ``export_run`` says, while nobody else writes the folder."""
     weights, record = read_weights(source), read_record(source)
-    front_end = weights.description.front_end
-    if front_end is None or front_end.kind != "speechbrain":
+    if weights.description.front_end is None:
         raise ValueError(
-            f"{source} has the front_end {front_end}, which SpeechBrain's layout of models "
-            "does not. SpeakerEmbedder.from_run loads the folder as it is."
+            f"{source} does not say how the features of its encoder were made, which "
+            "SpeechBrain's layout of models names. SpeakerEmbedder.from_run loads the "
+            "folder as it is, with encoder=."
         )
     labels = CategoricalEncoder()
     labels.update_from_iterable(read_labels(listed))

@@ -15,11 +15,10 @@ import torch
 from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization, spectral_magnitude
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
-from torchaudio.compliance import kaldi
 
+from speechbrain_rev.filterbanks import FILTERBANKS, WINDOW_MS
 from speechbrain_rev.lobes.description import FrontEnd
+from speechbrain_rev.lobes.features import KaldiFilterbanks
 from speechbrain_rev.reversible.replay import autocast_off
 
 
@@ -130,13 +129,6 @@ def computing_in(precision: Precision, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=half)
 
 
-# Fbank centres its frames: an utterance has one more than whole hops.
-_HOPS_PER_SECOND = 100
-KALDI_WINDOW_MS, KALDI_HOP_MS = 25, 10
-# Kaldi reads 16-bit samples as they are, and its floor of energies is of their size.
-FULL_SCALE = 1 << 15
-
-
 class SpeechBrainFbank(nn.Module):
     """The features of this package's training: SpeechBrain's Fbank, its mean removed.
 
@@ -180,7 +172,7 @@ class SpeechBrainFbank(nn.Module):
             Relative, 1.0 for an utterance of all frames; None if none is padded.
         """
         with autocast_off(waveforms.device):
-            frames = fbank_frames(
+            frames = FILTERBANKS["speechbrain"].frames(
                 _whole_lengths(waveforms) if samples is None else samples,
                 self.sample_rate,
             )
@@ -194,8 +186,7 @@ class SpeechBrainFbank(nn.Module):
 class KaldiFbank(nn.Module):
     """The features of Kaldi as WeSpeaker takes them: no dither, their mean removed.
 
-    Log energies of Hamming windows of 25 ms each 10 ms, from samples on the scale of 16
-    bits; an utterance has those frames only that lie within it.
+    An utterance has those frames only that lie within it.
 
     Parameters
     ----------
@@ -213,7 +204,9 @@ class KaldiFbank(nn.Module):
 
     def __init__(self, *, n_mels: int = 80, sample_rate: int = 16000):
         super().__init__()
-        self.n_mels, self.sample_rate = n_mels, sample_rate
+        self.sample_rate = sample_rate
+        self.compute_features = KaldiFilterbanks(n_mels=n_mels, sample_rate=sample_rate)
+        self.mean_var_norm = InputNormalization(norm_type="sentence", std_norm=False)
 
     def forward(
         self, waveforms: Tensor, samples: Tensor | None = None
@@ -230,7 +223,7 @@ class KaldiFbank(nn.Module):
         Returns
         -------
         features : torch.Tensor, [batch, time, n_mels]
-            Filterbanks.
+            Filterbanks; those of padding mean nothing.
         lengths : torch.Tensor, [batch], or None
             Relative, 1.0 for an utterance of all frames; None if none is padded.
 
@@ -239,44 +232,18 @@ class KaldiFbank(nn.Module):
         ValueError
             If an utterance is shorter than a window.
         """
-        counts = [waveforms.shape[1]] * len(waveforms)
-        if samples is not None:
-            counts = samples.tolist()
-        window = self.sample_rate * KALDI_WINDOW_MS // 1000
-        if min(counts) < window:
+        counts = _whole_lengths(waveforms) if samples is None else samples
+        frames = FILTERBANKS["kaldi"].frames(counts, self.sample_rate)
+        if frames.min() < 1:
             raise ValueError(
-                f"an utterance has {min(counts)} samples, but a window of Kaldi's "
-                f"filterbanks has {window} ({KALDI_WINDOW_MS} ms). Leave it out."
+                f"an utterance has {counts.min()} samples, but a window of Kaldi's "
+                f"filterbanks has {self.sample_rate * WINDOW_MS // 1000} ({WINDOW_MS} ms). "
+                "Leave it out."
             )
-        features = [
-            self._features(waveform[:count])
-            for waveform, count in zip(waveforms, counts, strict=True)
-        ]
-        padded = pad_sequence(features, batch_first=True)
-        if samples is None:
-            return padded, None
-        # As many frames as the samples with their padding have.
-        hop = self.sample_rate * KALDI_HOP_MS // 1000
-        whole = 1 + (waveforms.shape[1] - window) // hop
-        padded = F.pad(padded, (0, 0, 0, whole - padded.shape[1]))
-        frames = torch.tensor(
-            [len(f) for f in features], device=padded.device, dtype=torch.int64
-        )
-        return padded, frames.float() / padded.shape[1]
-
-    def _features(self, waveform: Tensor) -> Tensor:
-        with autocast_off(waveform.device):
-            features: Tensor = kaldi.fbank(
-                waveform.unsqueeze(0) * FULL_SCALE,
-                num_mel_bins=self.n_mels,
-                frame_length=KALDI_WINDOW_MS,
-                frame_shift=KALDI_HOP_MS,
-                sample_frequency=self.sample_rate,
-                window_type="hamming",
-                dither=0.0,
-                use_energy=False,
-            )
-        return features - features.mean(dim=0)
+        features = self.compute_features(waveforms)
+        normalised = self.mean_var_norm(features, within(frames, features.shape[1]))
+        lengths = None if samples is None else frames.float() / features.shape[1]
+        return normalised, lengths
 
 
 #: By the word that hyperparams.yaml has for each.
@@ -376,29 +343,6 @@ def within(frames: Tensor, longest: int) -> Tensor:
     return (frames.float() - 0.5) / longest
 
 
-def fbank_frames(samples: Tensor, sample_rate: int) -> Tensor:
-    """Count the frames that SpeechBrain's Fbank makes of so many samples.
-
-    Parameters
-    ----------
-    samples : torch.Tensor, [batch]
-        Samples of each utterance.
-    sample_rate : int
-        Hertz.
-
-    Returns
-    -------
-    torch.Tensor, [batch]
-        Frames, each centred on a multiple of 10 ms.
-
-    Example
-    -------
-    >>> fbank_frames(torch.tensor([16000, 15999]), 16000).tolist()
-    [101, 100]
-    """
-    return 1 + samples // (sample_rate // _HOPS_PER_SECOND)
-
-
 class WaveformEncoder(nn.Module):
     """Put the front-end that an encoder was trained with before it.
 
@@ -484,7 +428,7 @@ class FbankStatistics(nn.Module):
         """Map [batch, samples], of which ``samples`` count, to [batch, 1, statistics]."""
         if samples is None:
             samples = _whole_lengths(waveforms)
-        frames = fbank_frames(samples, self.sample_rate)
+        frames = FILTERBANKS["speechbrain"].frames(samples, self.sample_rate)
         with autocast_off(waveforms.device):
             features = padded_fbank(self.compute_features, waveforms, frames)
         return torch.stack(

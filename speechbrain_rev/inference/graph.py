@@ -31,13 +31,11 @@ from torch.fx import GraphModule
 from torchaudio.compliance import kaldi
 
 from speechbrain_rev.audio.checks import MINIMUM_SECONDS
+from speechbrain_rev.audio.packed import FULL_SCALE
 from speechbrain_rev.files import check_file, write_whole
+from speechbrain_rev.filterbanks import FILTERBANKS, HOP_MS, WINDOW_MS
 from speechbrain_rev.inference.front_ends import (
-    FULL_SCALE,
-    KALDI_HOP_MS,
-    KALDI_WINDOW_MS,
     WaveformEncoder,
-    fbank_frames,
     within,
     without_padding,
 )
@@ -124,7 +122,8 @@ class SpeechBrainGraphFbank(nn.Module):
     def forward(self, waveforms: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Compute features [batch, time, n_mels] and relative lengths [batch]."""
         power = self.power_spectra(waveforms)
-        frames, longest = fbank_frames(samples, self.sample_rate), power.shape[1]
+        frames = FILTERBANKS["speechbrain"].frames(samples, self.sample_rate)
+        longest = power.shape[1]
         features = self.compute_fbanks(without_padding(power, frames))
         return self.mean_var_norm(
             features, within(frames, longest)
@@ -153,18 +152,20 @@ class KaldiGraphFbank(nn.Module):
 
     def __init__(self, *, n_mels: int = 80, sample_rate: int = 16000) -> None:
         super().__init__()
-        self.window = sample_rate * KALDI_WINDOW_MS // 1000
-        self.hop = sample_rate * KALDI_HOP_MS // 1000
-        n_fft = 1 << (self.window - 1).bit_length()
-        frames = FULL_SCALE * torch.eye(self.window, dtype=torch.float64)
+        self.sample_rate = sample_rate
+        window = sample_rate * WINDOW_MS // 1000
+        n_fft = 1 << (window - 1).bit_length()
+        frames = FULL_SCALE * torch.eye(window, dtype=torch.float64)
         frames = frames - frames.mean(dim=1, keepdim=True)
         before = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)
         hamming = torch.hamming_window(
-            self.window, periodic=False, dtype=torch.float32
+            window, periodic=False, dtype=torch.float32
         ).double()
         windowed = (frames - _PREEMPHASIS * before) * hamming
         transform = torch.fft.rfft(windowed, n_fft)
-        self.power_spectra = PowerSpectra(transform, hop=self.hop, padding=0)
+        self.power_spectra = PowerSpectra(
+            transform, hop=sample_rate * HOP_MS // 1000, padding=0
+        )
         filters, _ = kaldi.get_mel_banks(
             n_mels, n_fft, sample_rate, _LOW_HZ, 0.0, 100.0, -500.0, 1.0
         )
@@ -183,7 +184,7 @@ class KaldiGraphFbank(nn.Module):
         offset = waveforms.sum(dim=1, keepdim=True) / samples.unsqueeze(1)
         energies = self.power_spectra(waveforms - offset) @ self.mels
         features = energies.clamp_min(torch.finfo(torch.float32).eps).log()
-        frames = 1 + (samples - self.window) // self.hop
+        frames = FILTERBANKS["kaldi"].frames(samples, self.sample_rate)
         longest = features.shape[1]
         return self.mean_var_norm(
             features, within(frames, longest)

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from speechbrain_rev.files import made_of, parse_json, refusing
+from speechbrain_rev.filterbanks import FILTERBANKS
 from speechbrain_rev.heads import CORRECTIONS, POOLINGS
 
 #: Key of the description in an encoder's state dict, as torch names it.
 DESCRIPTION = "_extra_state"
 
-FRONT_END_KINDS = ("speechbrain", "kaldi")
 NORMALISATIONS = ("sentence_mean",)
 
 # A description has some 300 characters; one of a network of 4,000 blocks has no more.
@@ -39,8 +39,8 @@ class FrontEnd:
     Attributes
     ----------
     kind : {"speechbrain", "kaldi"}
-        Whose filterbanks of windows of 25 ms each 10 ms: SpeechBrain's, of this package's
-        training, or Kaldi's, of WeSpeaker's.
+        Whose filterbanks of windows of 25 ms each 10 ms: SpeechBrain's or, as WeSpeaker
+        takes them, Kaldi's.
     sample_rate : int
         Of the waveforms, Hz: at most 16000, whose windows SpeechBrain's Fbank takes.
     n_mels : int
@@ -65,7 +65,7 @@ class FrontEnd:
     normalisation: str = "sentence_mean"
 
     def __post_init__(self) -> None:
-        _check_one_of("kind of front_end", self.kind, FRONT_END_KINDS)
+        _check_one_of("kind of front_end", self.kind, tuple(FILTERBANKS))
         _check_count(
             "sample_rate of front_end", self.sample_rate, least=4000, most=16000
         )

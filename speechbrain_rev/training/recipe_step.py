@@ -19,6 +19,7 @@ from speechbrain_rev.catalog.steps import (
 )
 from speechbrain_rev.catalog.table import INPUT_BYTES_PER_FRAME
 from speechbrain_rev.devices import device_name
+from speechbrain_rev.filterbanks import FILTERBANKS
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.encoder import settings_of
 from speechbrain_rev.planner import Step
@@ -105,8 +106,10 @@ class TrainingStep:
             optimizer_name=knobs["optimizer_name"],
             optimizer_bits=knobs["optimizer_bits"],
             batch=-(-knobs["batch_size"] // processes),
-            # Filterbanks are centre-padded, and shift by 10 ms.
-            frames=1 + knobs["chunk_samples"] // (knobs["sample_rate"] // 100),
+            # Settings of earlier runs have no features, and are SpeechBrain's.
+            frames=FILTERBANKS[knobs.get("features", "speechbrain")].frames(
+                knobs["chunk_samples"], knobs["sample_rate"]
+            ),
             precision=precision,
             device=device,
             searches_chunk=knobs["chunk"] == "auto",

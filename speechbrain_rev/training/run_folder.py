@@ -63,10 +63,10 @@ from speechbrain_rev.training.steps import ACCUMULATION
 ENCODER, RANDOM_STATE = "embedding_model", "random_state"
 
 _PACKAGES = ("speechbrain_rev", "speechbrain", "torch", "torchaudio")
-# Settings of which a run's weights are; the data has its own refusals.
+# Settings of which a run's weights and features are; the data has its own refusals.
 _SHAPES = (
-    "arch", "widths", "blocks", "n_mels", "embedding_dim", "sample_rate", "pooling",
-    "pooling_variance", "features", "speeds", "pretrained",
+    "arch", "widths", "blocks", "n_mels", "embedding_dim", "features", "sample_rate",
+    "pooling", "pooling_variance", "speeds", "pretrained",
 )  # fmt: skip
 # Settings that are counted of the data: always, and where they are null.
 _COUNTED, _COUNTED_IF_NULL = "out_n_neurons", "steps_per_epoch"

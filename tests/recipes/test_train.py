@@ -33,11 +33,12 @@ SPEEDS, SPEAKERS = 3, 4
 
 @pytest.fixture(scope="module")
 def resumable(data):
-    """Make the command of a run with noise and 8-bit states of the linear layer."""
+    """Make the command of a run with noise, dither and 8-bit states."""
     noise = {"noise_folder": data.parent / "noise"}
+    kaldi = {"features": "kaldi", "pooling_variance": "unbiased"}
     adamw = {"optimizer_name": "adamw", "embedding_dim": 128}
     return lambda folder, **changed: arguments(
-        data, folder, **noise, **adamw, **changed
+        data, folder, **noise, **kaldi, **adamw, **changed
     )
 
 

@@ -463,9 +463,10 @@ class TestOutside:
 class TestAnotherFormat:
     """A format is a function and a row, and a layout is a row: no other place knows it."""
 
-    def test_a_list_is_a_function_and_a_row(
-        self, corpus, prepared, tmp_path, monkeypatch
-    ):
+    def test_a_list_is_a_function_and_a_row(self, prepared, tmp_path, monkeypatch):
+        # Each utterance is long enough for a trial.
+        corpus = write_corpus(tmp_path / "corpus", seconds=0.16)
+
         def read_pairs(path):
             for number, line in enumerate(path.read_text().splitlines()):
                 speaker, wav = line.split()

@@ -30,10 +30,14 @@ def test_the_encoder_gets_the_settings_that_build_its_features(path):
     found = list(mappings(yaml.compose(path.read_text())))
     (front_end,) = [dict(m["front_end"].value) for _, m in found if "front_end" in m]
     front_end = {key.value: node for key, node in front_end.items()}
-    (features,) = [m for tag, m in found if tag.endswith("Fbank")]
+    (features,) = [
+        m for tag, m in found if tag.endswith(("Fbank", "features.build_features"))
+    ]
     assert (
         value(front_end["n_mels"]) == value(features["n_mels"]) == ("!ref", "<n_mels>")
     )
+    fbank = ScalarNode("tag:yaml.org,2002:str", "speechbrain")
+    assert value(front_end["kind"]) == value(features.get("kind", fbank))
     rate = value(front_end["sample_rate"])
     assert rate == value(features.get("sample_rate", front_end["sample_rate"]))
     assert rate == ("!ref", "<sample_rate>")

@@ -18,6 +18,10 @@ TOGETHER = [
     ({"valid_speakers": 1}, "Give 0 (no validation) or at least 2."),
     ({"arch": "resnet34", "mode": "reconstruct"}, "this encoder is not reversible"),
     ({"arch": "resnet34", "chunk": 800_000}, "works on all channels at once"),
+    (
+        {"pooling": "attentive", "pooling_variance": "unbiased"},
+        "this pooling has no such estimate. Give population.",
+    ),
     ({"n_mels": 84}, "in an encoder of type II, a multiple of it."),
     ({"widths": [8, 8]}, "each stage has its channels. Give one number for each"),
     ({"widths": [8, 8, 8, 6]}, "in one of type II multiples of 4."),
@@ -53,17 +57,18 @@ def test_values_that_do_not_go_together_are_named_with_all_places(tmp_path):
     assert broken == {rule.knobs for rule in RULES}
 
 
+#: As complete settings of earlier runs have it, but for the end.
+FBANK = "compute_features: !new:speechbrain.lobes.features.Fbank {win_length: 25"
 NORM = "!new:speechbrain.processing.features.InputNormalization"
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("hop_length: 10", "hop_length: 5", "hop_length is 5, but must be 10"),
         ("n_mels: !ref <n_mels>", "n_mels: 60", "is 60, but must be !ref <n_mels>"),
-        ("features.Fbank", "features.MFCC", "Fbank: embedding a run builds"),
+        ("build_features", "other", "lobes.features.build_features: embedding a run"),
         (
-            "    win_length: 25  # ms",
+            "    kind: !ref <features>",
             "    f_min: 20",
             "f_min is 20, but must be left out",
         ),
@@ -80,8 +85,18 @@ NORM = "!new:speechbrain.processing.features.InputNormalization"
         ),
         (
             "",
-            f"base: {TRAIN}\ncompute_features: {{hop_length: 5}}",
-            "is 5, but must be",
+            f"base: {TRAIN}\ncompute_features: {{kind: kaldi}}",
+            "kind is kaldi, but must be !ref <features>",
+        ),
+        (
+            "",
+            f"{FBANK}, hop_length: 5}}",
+            "hop_length is 5, but must be 10",
+        ),
+        (
+            "",
+            f"features: kaldi\n{FBANK}}}",
+            "must be !apply:speechbrain_rev.lobes.features.build_features",
         ),
     ],
 )
@@ -94,8 +109,12 @@ def test_features_that_embedding_would_not_see_are_refused_where_they_stand(
     said = refusal(file)
     assert said.startswith(f"{file}, line ")
     assert message in said
-    assert said.endswith("would not see this change. Change those two only.")
+    assert said.endswith("would not see this change. Change those only.")
 
 
-def test_the_two_knobs_of_features_may_change():
-    assert refusal(TRAIN, {"n_mels": 40, "sample_rate": 8000}) == ""
+def test_the_knobs_of_features_may_change(tmp_path):
+    changed = {"features": "kaldi", "n_mels": 40, "sample_rate": 8000}
+    assert refusal(TRAIN, changed) == ""
+    earlier = tmp_path / "hyperparams.yaml"
+    earlier.write_text(f"n_mels: 80\n{FBANK}, n_mels: !ref <n_mels>, hop_length: 10}}")
+    assert refusal(earlier, {"n_mels": 40}) == ""

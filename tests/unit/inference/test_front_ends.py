@@ -146,9 +146,11 @@ def test_kaldi_s_frames_lie_within_the_utterance_and_have_no_mean():
     frames = [1 + (int(n) - 400) // 160 for n in counts]
     assert features.shape == (3, max(frames), 80)
     assert (lengths * max(frames)).round().tolist() == frames == [4, 1, 2]
-    torch.testing.assert_close(features.sum(1), torch.zeros(3, 80), atol=1e-4, rtol=0)
+    for row, count in zip(features, frames, strict=True):
+        assert row[:count].sum(0).abs().max() < 1e-4
     wide, shares = KaldiFbank()(torch.nn.functional.pad(waves, (0, 200)), counts)
-    assert torch.equal(wide[:, :4], features)
+    for row, narrow, count in zip(wide, features, frames, strict=True):
+        assert torch.equal(row[:count], narrow[:count])
     assert wide.shape[1] == 1 + (1200 - 400) // 160
     assert (shares * wide.shape[1]).round().tolist() == frames
     with pytest.raises(ValueError, match=r"399 samples, but a window .* has 400"):

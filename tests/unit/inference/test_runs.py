@@ -428,7 +428,7 @@ def test_what_is_exported_of_such_a_run_names_what_can_be_done(
 
 def test_what_its_encoder_is_not_said_to_take_is_no_model_for_speechbrain(tmp_path):
     write_stock(tmp_path / "run", STOCK.replace(FRONT_END, ""))
-    with pytest.raises(ValueError, match="has the front_end None, which SpeechBrain's"):
+    with pytest.raises(ValueError, match="does not say how the features of its"):
         export_run(tmp_path / "run", tmp_path / "model")
 
 

@@ -34,6 +34,8 @@ def test_a_step_is_that_of_the_settings():
     step = TrainingStep.of(knobs, modules, processes=2, begun=True, **options)
     assert (step.batch, step.frames, step.precision) == (5, 200, "bf16")
     assert (step.searches_chunk, step.begun) == (True, True)
+    kaldi = {"features": "kaldi", "chunk_samples": 32240 + 159}
+    assert TrainingStep.of(knobs | kaldi, modules, **options).frames == 200
     fixed = TrainingStep.of({**knobs, "chunk": None}, modules, **options)
     assert (fixed.batch, fixed.searches_chunk, fixed.begun) == (9, False, False)
 
