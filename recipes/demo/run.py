@@ -327,7 +327,7 @@ def sum_up(
     pictures = ("memory.png", "trained/training_curves.png", "det.png")
     print(seen)
     print(
-        f"A small revnet46 trained for {epochs[-1]['steps']} steps in {minutes:.1f} minutes."
+        f"A small revnet57 trained for {epochs[-1]['steps']} steps in {minutes:.1f} minutes."
     )
     print(
         f"On voices that it never heard its equal error rate is {rates['trained']} %, untrained "

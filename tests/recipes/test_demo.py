@@ -206,7 +206,7 @@ def test_the_demo_shows_memory_training_scores_and_pictures(demo, tmp_path, caps
         assert (output / name).read_bytes().startswith(b"\x89PNG")
     text = (output / "trained/hyperparams.yaml").read_text()
     assert "optimizer_bits: 8" in text
-    assert "arch: revnet46" in text
+    assert "arch: revnet57" in text
     reports = [
         json.loads((output / name / "scores/results.json").read_text())
         for name in ("baseline", "untrained", "trained")
