@@ -306,7 +306,7 @@ class TrainingDefaults:
 
         Examples
         --------
-        >>> short = architecture("revnet57").training.of_epochs(30)
+        >>> short = architecture("revnet46").training.of_epochs(30)
         >>> short.margin_start_epoch, short.margin_end_epoch, short.warmup_epochs
         (4, 8, 1.0)
         """
@@ -407,8 +407,8 @@ def architecture(name: str) -> Architecture:
 
     Examples
     --------
-    >>> architecture("revnet57").blocks
-    (2, 3, 5, 3)
+    >>> architecture("revnet46").blocks
+    (1, 2, 4, 2)
     """
     if name in ENCODERS:
         return ENCODERS[name]

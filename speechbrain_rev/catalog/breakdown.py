@@ -274,8 +274,8 @@ def encoder_breakdown(
 
     Examples
     --------
-    >>> stored = encoder_breakdown("revnet57", mode="store", batch=128, frames=200)
-    >>> reconstructed = encoder_breakdown("revnet57", batch=128, frames=200)
+    >>> stored = encoder_breakdown("revnet46", mode="store", batch=128, frames=200)
+    >>> reconstructed = encoder_breakdown("revnet46", batch=128, frames=200)
     >>> reconstructed.mode, stored.report.share("activations") > 0.97
     ('reconstruct', True)
     >>> reconstructed.report.total_bytes < 0.25 * stored.report.total_bytes

@@ -94,7 +94,7 @@ def counted_peaks() -> dict[tuple[str, str, int], Peak]:
 
     Examples
     --------
-    >>> counted_peaks()["revnet57", "reconstruct", 200].bytes_per_utterance < 30e6
+    >>> counted_peaks()["revnet46", "reconstruct", 200].bytes_per_utterance < 30e6
     True
     """
     return {

@@ -174,7 +174,7 @@ def draw_breakdowns(encoders: Sequence[Cases], path: str | Path) -> None:
     --------
     >>> import os, tempfile
     >>> from speechbrain_rev.catalog.breakdown import before_and_after
-    >>> encoders = [before_and_after("revnet57", batch=64, frames=200)]
+    >>> encoders = [before_and_after("revnet46", batch=64, frames=200)]
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     draw_breakdowns(encoders, os.path.join(folder, "memory.png"))
     """

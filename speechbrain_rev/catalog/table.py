@@ -136,8 +136,8 @@ def parameters_of(row: Architecture) -> int:
 
     Examples
     --------
-    >>> parameters_of(architecture("revnet57"))
-    6102190
+    >>> parameters_of(architecture("revnet46"))
+    6750040
     """
     if row.parameters is not None:
         return row.parameters
@@ -174,8 +174,8 @@ class Training:
     Examples
     --------
     >>> training = Training(card_bytes=11 * 2**30, batch=128, frames=200)
-    >>> revnet57, resnet152 = architecture("revnet57"), architecture("resnet152")
-    >>> training.largest_batch(revnet57, "reconstruct") > 128
+    >>> revnet46, resnet152 = architecture("revnet46"), architecture("resnet152")
+    >>> training.largest_batch(revnet46, "reconstruct") > 128
     True
     >>> training.largest_batch(resnet152, "store") > 128
     False

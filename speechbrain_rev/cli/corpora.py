@@ -90,7 +90,7 @@ def _settings(parsed: argparse.Namespace) -> DataSettings:
     given = {n: getattr(parsed, n) for n in _SETTINGS if getattr(parsed, n) is not None}
     # Any encoder does.
     options = [f"--{name}={value}" for name, value in given.items()]
-    text = compose(["revnet57", "--data_folder=.", "--output_folder=.", *options]).text
+    text = compose(["revnet46", "--data_folder=.", "--output_folder=.", *options]).text
     settings = DataSettings.of(plain_settings(text))
     folders = parsed.paths[0] if len(parsed.paths) == 1 else parsed.paths
     tested = settings.trials_folder if parsed.trials_folder else None

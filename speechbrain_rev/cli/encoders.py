@@ -86,10 +86,10 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "all activations are stored, and states have 32 bits. After: the encoder's default "
         "mode and 8-bit states. Memory is counted; no GPU is needed. Whether a step fits "
         "a GPU is answered by models and plan.",
-        [" revnet57 resnet34", " revnet197 --stages", " resnet34 --mode=recompute"],
+        [" revnet46 resnet34", " revnet197 --stages", " resnet34 --mode=recompute"],
     )
     command.add_argument_group(READS).add_argument(
-        "names", metavar="ENCODER", nargs="+", help="e.g. revnet57"
+        "names", metavar="ENCODER", nargs="+", help="e.g. revnet46"
     )
     computes = command.add_argument_group(COMPUTES)
     add_training(computes, batch=64)

@@ -161,7 +161,7 @@ def table_of(rows: Sequence[Mapping[str, str]], title: str | None = None) -> Tab
 
     Examples
     --------
-    >>> table = table_of([{"encoder": "revnet57", "layers": "57"}])
+    >>> table = table_of([{"encoder": "revnet46", "layers": "46"}])
     >>> [column.header for column in table.columns], table.row_count
     (['encoder', 'layers'], 1)
     """

@@ -97,10 +97,10 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "Each batch between two bounds gets the fastest plan that fits. A larger batch "
         "uses a device better, and leaves less memory to its blocks. A batch takes a "
         "second or two, with --device=cpu half a minute or more. No GPU is needed.",
-        [" revnet57 --card=11GB --batches=64:256:64", " resnet34 --card=4GB --json"],
+        [" revnet46 --card=11GB --batches=64:256:64", " resnet34 --card=4GB --json"],
     )
     reads = command.add_argument_group(READS)
-    reads.add_argument("name", metavar="ENCODER", help="e.g. revnet57")
+    reads.add_argument("name", metavar="ENCODER", help="e.g. revnet46")
     reads.add_argument("--card", metavar="SIZE", required=True, help=CARD_HELP)
     reads.add_argument(
         "--device",

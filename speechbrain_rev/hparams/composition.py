@@ -175,7 +175,7 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
     ----------
     file : str or Path
         A complete file, or an override file whose chain of bases ends in one; or the
-        name of one that comes with the package, such as ``revnet57``.
+        name of one that comes with the package, such as ``revnet46``.
     overrides : mapping, optional
         Values by key that override all files. A string is read as on the command
         line; any other value is taken as it is.
@@ -204,7 +204,7 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
     --------
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> _ = (folder / "train.yaml").write_text("arch: revnet57\nlr: null  # peak\n")
+    >>> _ = (folder / "train.yaml").write_text("arch: revnet46\nlr: null  # peak\n")
     >>> _ = (folder / "deep.yaml").write_text("base: train.yaml\narch: df_revnet281\n")
     >>> print(resolve(folder / "deep.yaml"), end="")
     arch: df_revnet281

@@ -37,7 +37,7 @@ def shipped() -> dict[str, Path]:
 
     Examples
     --------
-    >>> {"train", "revnet57", "fine_tune"} <= shipped().keys()
+    >>> {"train", "revnet46", "fine_tune"} <= shipped().keys()
     True
     """
     for folder in _FOLDERS:
@@ -57,7 +57,7 @@ def file_of(file: str | Path) -> Path:
     ----------
     file : str or Path
         A path; or, if nothing of that name is in the current folder, a name without
-        folder and ending, such as ``revnet57``.
+        folder and ending, such as ``revnet46``.
 
     Returns
     -------
@@ -71,8 +71,8 @@ def file_of(file: str | Path) -> Path:
 
     Examples
     --------
-    >>> file_of("revnet57").name
-    'revnet57.yaml'
+    >>> file_of("revnet46").name
+    'revnet46.yaml'
     """
     path, files = Path(file), shipped()
     if os.path.lexists(path):

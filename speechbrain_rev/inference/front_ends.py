@@ -356,7 +356,7 @@ class WaveformEncoder(nn.Module):
     Example
     -------
     >>> from speechbrain_rev.lobes import build_encoder
-    >>> encoder = build_encoder("revnet57", widths=(8,) * 4, blocks=(1,) * 4)
+    >>> encoder = build_encoder("revnet46", widths=(8,) * 4, blocks=(1,) * 4)
     >>> WaveformEncoder(encoder)(torch.randn(2, 16000)).shape
     torch.Size([2, 1, 256])
     """

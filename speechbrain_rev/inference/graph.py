@@ -216,7 +216,7 @@ class EmbeddingGraph(nn.Module):
     Examples
     --------
     >>> from speechbrain_rev.lobes import build_encoder
-    >>> encoder = build_encoder("revnet57", widths=(8,) * 4, blocks=(1,) * 4)
+    >>> encoder = build_encoder("revnet46", widths=(8,) * 4, blocks=(1,) * 4)
     >>> graph = EmbeddingGraph(encoder, FrontEnd("speechbrain", 16000, 80))
     >>> graph(torch.randn(2, 16000), torch.tensor([16000, 9000])).shape
     torch.Size([2, 256])

@@ -543,7 +543,7 @@ class KeptArithmetic:
 
     Example
     -------
-    >>> encoder = SpeakerEncoder("revnet57", widths=(4, 4, 4, 4), blocks=(1, 0, 0, 0))
+    >>> encoder = SpeakerEncoder("revnet46", widths=(4, 4, 4, 4), blocks=(1, 0, 0, 0))
     >>> checkpointer = WholeCheckpointer(getfixture("tmp_path"))
     >>> kept = KeptArithmetic(encoder)
     >>> checkpointer.add_recoverable(CHANNELS, kept)

@@ -127,7 +127,7 @@ class SpeakerEncoder(nn.Module):
 
     Examples
     --------
-    >>> encoder = SpeakerEncoder("revnet57", widths=(8, 16, 16, 16), blocks=(1, 1, 1, 1))
+    >>> encoder = SpeakerEncoder("revnet46", widths=(8, 16, 16, 16), blocks=(1, 1, 1, 1))
     >>> encoder(torch.randn(2, 30, 80)).shape
     torch.Size([2, 1, 256])
 
@@ -680,7 +680,7 @@ def build_encoder(
 
     Examples
     --------
-    >>> encoder = build_encoder("revnet57", widths=(8, 16, 16, 16), blocks=(1, 1, 1, 1))
+    >>> encoder = build_encoder("revnet46", widths=(8, 16, 16, 16), blocks=(1, 1, 1, 1))
     >>> encoder(torch.randn(2, 30, 80)).shape
     torch.Size([2, 1, 256])
     """

@@ -47,11 +47,11 @@ def check_input(
     Examples
     --------
     >>> from speechbrain_rev.architectures import architecture
-    >>> geometry = architecture("revnet57").geometry(n_mels=80)
-    >>> check_input("revnet57", geometry, torch.zeros(2, 5, 80), None)
+    >>> geometry = architecture("revnet46").geometry(n_mels=80)
+    >>> check_input("revnet46", geometry, torch.zeros(2, 5, 80), None)
     Traceback (most recent call last):
     ...
-    ValueError: revnet57 needs at least 9 frames, but got [2, 5, 80] as ...
+    ValueError: revnet46 needs at least 9 frames, but got [2, 5, 80] as ...
     """
     n_mels, min_frames = geometry.n_mels, geometry.min_frames
     expected = f"[batch, time, {n_mels}]"
@@ -198,7 +198,7 @@ def channels_by_level(
     Examples
     --------
     >>> from speechbrain_rev.architectures import architecture
-    >>> row = architecture("revnet57")
+    >>> row = architecture("revnet46")
     >>> channels_by_level(256_000, row, row.geometry(n_mels=80))
     [4, 16, 64, 256]
     """
@@ -312,7 +312,7 @@ def unit_channels(
     Examples
     --------
     >>> from speechbrain_rev.architectures import architecture
-    >>> unit_channels([12, 32, None, None], architecture("revnet57").geometry(n_mels=80))
+    >>> unit_channels([12, 32, None, None], architecture("revnet46").geometry(n_mels=80))
     [6, 16, None, None]
     """
     if len(channels) > geometry.levels:

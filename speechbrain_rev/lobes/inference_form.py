@@ -53,7 +53,7 @@ class InferenceEncoder(nn.Module):
     Examples
     --------
     >>> from speechbrain_rev.lobes import SpeakerEncoder
-    >>> encoder = SpeakerEncoder("revnet57", widths=(8,) * 4, blocks=(1,) * 4)
+    >>> encoder = SpeakerEncoder("revnet46", widths=(8,) * 4, blocks=(1,) * 4)
     >>> inference_form(encoder)(torch.randn(2, 30, 80), torch.tensor([1.0, 0.5])).shape
     torch.Size([2, 1, 256])
     """
@@ -160,7 +160,7 @@ def inference_form(encoder: SpeakerEncoder) -> InferenceEncoder:
     Examples
     --------
     >>> from speechbrain_rev.lobes import SpeakerEncoder
-    >>> encoder = SpeakerEncoder("revnet57", widths=(8,) * 4, blocks=(1,) * 4).eval()
+    >>> encoder = SpeakerEncoder("revnet46", widths=(8,) * 4, blocks=(1,) * 4).eval()
     >>> feats = torch.randn(2, 30, 80)
     >>> torch.allclose(inference_form(encoder)(feats), encoder(feats), atol=1e-4)
     True

@@ -110,7 +110,7 @@ def encoder_map(
     >>> import os, tempfile
     >>> points = [
     ...     EncoderPoint("resnet34", "resnet", "vanilla", 1.86, 8e9, None, 3e9),
-    ...     EncoderPoint("revnet57", "revnet", "II", 1.83, 3e9, "resnet34"),
+    ...     EncoderPoint("revnet46", "revnet", "I", 1.85, 3e9, "resnet34"),
     ... ]
     >>> words = {"title": "T", "eer_label": "EER", "memory_label": "GiB", "source": "S", "cards": {}}
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +214,7 @@ def memory_parts(
     Example
     -------
     >>> import os, tempfile
-    >>> stored = PartsBar("revnet57", "store", {"activations": 4e9, "weights": 4e7})
+    >>> stored = PartsBar("revnet46", "store", {"activations": 4e9, "weights": 4e7})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = os.path.join(folder, "parts.png")
     ...     memory_parts([stored], path, title="Memory", source="Counted.")

@@ -19,8 +19,8 @@ from tests.unit.optim.steps import assert_identical
 
 ROOT = DOCUMENT.parents[1]
 TEXT = DOCUMENT.read_text()
-TINY = '"revnet57", widths=(8, 8, 8, 8), blocks=(1, 1, 1, 1)'
-LOOP, ENGINE = (code.replace('"revnet57"', TINY) for code in blocks("python"))
+TINY = '"revnet46", widths=(8, 8, 8, 8), blocks=(1, 1, 1, 1)'
+LOOP, ENGINE = (code.replace('"revnet46"', TINY) for code in blocks("python"))
 # Any import of SpeechBrain is an error from now on.
 BARRED = "import sys\nsys.modules['speechbrain'] = None\n"
 

@@ -47,7 +47,7 @@ SOURCE_OF = {
     "num_workers": "SpeechBrain",
     "ckpt_interval_steps": "ours; the knob is SpeechBrain's",
     "logger": "SpeechBrain's loggers; the knob is ours",
-    "arch": "paper (III, Tables II to VI); which one is ours",
+    "arch": "paper (III, Tables II to VI); which one: [the study](study.md)",
     "widths": "paper (Tables II to IV)",
     "blocks": "paper (Tables II to IV)",
     "n_mels": "paper (V-C)",

@@ -577,8 +577,8 @@ def test_further_columns_are_columns_of_the_manifest(
     manifest = read_manifest(tmp_path / "save/train.csv")
     for label, texts in wanted.items():
         places = [order[one.ID] for one in manifest]
-        assert list(manifest.labels[label]) == [texts[place] for place in places]
-        assert dict(manifest[0].labels)[label] == texts[places[0]]
+        read = [dict(one.labels)[label] for one in manifest]
+        assert read == [texts[place] for place in places]
 
 
 @pytest.mark.parametrize(

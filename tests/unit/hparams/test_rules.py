@@ -8,8 +8,8 @@ from tests.unit.hparams.files import TRAIN, flat, refusal
 # Values that are in their own range, but do not go together.
 LIBRARY = {"optimizer_backend": "bitsandbytes"}
 TOGETHER = [
-    ({"margin_start_epoch": 50}, "margin_end_epoch is 40 (default of revnet57): the"),
-    ({"final_lr": 0.2}, "lr is 0.1 (default of revnet57), final_lr is 0.2 (command"),
+    ({"margin_start_epoch": 50}, "margin_end_epoch is 40 (default of revnet46): the"),
+    ({"final_lr": 0.2}, "lr is 0.1 (default of revnet46), final_lr is 0.2 (command"),
     ({"number_of_epochs": 6, "warmup_epochs": 6.0}, "warmup_epochs is 6.0 ("),
     ({"chunk_samples": 399}, "that is less than one window of 25 ms"),
     ({"speeds": [1.0, 1.2]}, "too short for the fastest speed"),
@@ -22,9 +22,9 @@ TOGETHER = [
         {"pooling": "attentive", "pooling_variance": "unbiased"},
         "this pooling has no such estimate. Give population.",
     ),
-    ({"n_mels": 84}, "in an encoder of type II, a multiple of it."),
+    ({"arch": "revnet57", "n_mels": 84}, "in an encoder of type II, a multiple of it."),
     ({"widths": [8, 8]}, "each stage has its channels. Give one number for each"),
-    ({"widths": [8, 8, 8, 6]}, "in one of type II multiples of 4."),
+    ({"arch": "revnet57", "widths": [8, 8, 8, 6]}, "in one of type II multiples of 4."),
     (
         {"arch": "resnet34", "blocks": [1, 0, 1, 1]},
         "in a vanilla encoder, of at least 1.",
