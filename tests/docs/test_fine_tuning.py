@@ -27,7 +27,6 @@ SMALL = {
     "fine_tune.yaml": "--number_of_epochs=2 --warmup_epochs=1.0 --margin_end_epoch=2",
     "large_margin.yaml": "--number_of_epochs=1 --memory_budget=null",
     "extract.py": "--device=cpu",
-    "score.py": "--device=cpu",
     "verify": "--device=cpu",
 }
 
@@ -57,7 +56,6 @@ def there(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.slow(drawn=False)
 def test_the_commands_of_the_page_lead_to_a_model_that_verifies(
     there, monkeypatch, capsys
 ):

@@ -323,7 +323,11 @@ def test_the_files_of_an_adaptation_need_the_source_alone(
 ):
     monkeypatch.chdir(tmp_path)
     options = [f"--data_folder={data}", f"--pretrained={source}", "--batch_size=4"]
-    options += ["--num_workers=0", f"--valid_speakers={held_out}", "--chunk_samples=4640"]
+    options += [
+        "--num_workers=0",
+        f"--valid_speakers={held_out}",
+        "--chunk_samples=4640",
+    ]
     options += ["--memory_budget=null", "--device=cpu"]
     start_of(train, monkeypatch, [str(HPARAMS / file), *options])
     # With speakers held out others than those of the source are trained on.
