@@ -114,9 +114,11 @@ class SpeakerBrain(ValidatedEpochs):
                 {"params": list(self.modules[name].parameters())}
                 for name in ("embedding_model", "classifier")
             ]
-            build = self.opt_class
-            self.opt_class = lambda parameters: build(groups)
-        super().init_optimizers()
+            self.optimizer = self.opt_class(groups)
+            self.optimizers_dict = {"opt_class": self.optimizer}
+            self.checkpointer.add_recoverable("optimizer", self.optimizer)
+        else:
+            super().init_optimizers()
         self.hparams.compression.follow(self.optimizer)
 
     def compute_forward(self, batch, stage):
