@@ -5,8 +5,7 @@ python recipes/VoxCeleb/train.py hparams/df_revnet281.yaml --data_folder=VOXCELE
 FILE names the settings; --key=value changes one of them; SpeechBrain's run options
 (--device, --debug, ...) are accepted as well. --dry_run takes two steps and prints how
 long training would take, how much memory, and whether what is computed twice had equal
-bits. An interrupted run goes on from its last checkpoint when the same command is given
-again.
+bits. The same command resumes an interrupted run from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ from speechbrain_rev.training.start_from import (
     DirectionMeans,
     check_start,
     head_in_words,
-    read_source,
+    read_pretrained,
     start_from,
 )
 
@@ -130,7 +129,7 @@ class SpeakerBrain(ValidatedEpochs):
         feats = self.modules.mean_var_norm(self.modules.compute_features(wavs), lens)
         if stage != sb.Stage.TRAIN:
             return self.embed(feats)
-        return self.modules.classifier(self.encoded(feats))
+        return self.modules.classifier(self.embed_training(feats))
 
     def compute_objectives(self, predictions, batch, stage):
         """Return the loss, and set the learning rate and margin of the step."""
@@ -177,13 +176,14 @@ def build_brain(hparams, run_opts):
 def compose_run(argv):
     """Read the command line.
 
-    The complete YAML, its plain settings, run options, FILE, and what the run starts from.
+    Return the complete YAML, its plain settings, the run options, FILE, and the pretrained
+    model or None.
     """
     if get_rank():
         # The first process warns for all.
         warnings.simplefilter("ignore", OptimizerWarning)
     options = list(RunOptions.__dataclass_fields__)
-    sources = []
+    models = []
 
     def recorded_of(values):
         record = read_record(values["output_folder"])
@@ -193,10 +193,10 @@ def compose_run(argv):
         if values["pretrained"] is None:
             return {}
         if recorded := recorded_of(values):
-            # A run that is resumed does not read what it started from.
+            # A resumed run does not read its pretrained model again.
             return {name: recorded[name] for name in MODEL_SETTINGS}
-        sources.append(read_source(values["pretrained"]))
-        return sources[0].settings()
+        models.append(read_pretrained(values["pretrained"]))
+        return models[0].settings()
 
     composition = compose(argv, options, model_of=model_of, recorded_of=recorded_of)
     _, run_opts, left_over = RunOptions.from_command_line_args(
@@ -208,8 +208,8 @@ def compose_run(argv):
             "leave it out."
         )
     settings = plain_settings(composition.text)
-    source = sources[0] if sources and not has_run(settings) else None
-    return composition.text, settings, run_opts, composition.file, source
+    model = models[0] if models and not has_run(settings) else None
+    return composition.text, settings, run_opts, composition.file, model
 
 
 def main(argv=None, dry_run=dry_run):
@@ -221,7 +221,7 @@ def main(argv=None, dry_run=dry_run):
     keep_routine_off_terminal()
     others = [a for a in argv if a not in DRY_RUN]
     dry = len(others) < len(argv)
-    text, settings, run_opts, file, source = compose_run(others)
+    text, settings, run_opts, file, model = compose_run(others)
     sb.utils.distributed.ddp_init_group(run_opts)
     check_start(settings)
     refuse_folders_of_another_run(settings, file)
@@ -247,12 +247,12 @@ def main(argv=None, dry_run=dry_run):
             if dry or not trial:
                 refuse_other_checkpoints(settings)
             with kept_in(settings, trial=trial) as files:
-                train(text, settings, run_opts, files, dry_run if dry else None, source)
+                train(text, settings, run_opts, files, dry_run if dry else None, model)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def train(text, settings, run_opts, files, dry_run, source):
+def train(text, settings, run_opts, files, dry_run, model):
     """Train, or make a dry run."""
     with beginning_log(settings["output_folder"]):
         # From here, since it keeps a copy of the file that calls it.
@@ -270,8 +270,8 @@ def train(text, settings, run_opts, files, dry_run, source):
         run_on_main(print, args=[crowded])
         # It has the words of torch for it, twice.
         warnings.filterwarnings("ignore", "This DataLoader will create")
-    if source is not None:
-        new_head = start_from(source, hparams)
+    if model is not None:
+        new_head_reason = start_from(model, hparams)
     brain = build_brain(hparams, run_opts)
     run_on_main(print, args=[hparams["lr_annealing"].in_words()])
     train_set = train_loader(hparams)
@@ -286,10 +286,10 @@ def train(text, settings, run_opts, files, dry_run, source):
     )
     brain.files = files
     means = None
-    if source is not None:
-        if new_head and hparams["head_init"] == "means":
+    if model is not None:
+        if new_head_reason and hparams["head_init"] == "means":
             means = DirectionMeans(brain)
-        run_on_main(print, args=[head_in_words(source, new_head, means)])
+        run_on_main(print, args=[head_in_words(model, new_head_reason, means)])
     if dry_run:
         dry_run(brain, train_set, means)
         return

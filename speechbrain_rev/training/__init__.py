@@ -3,8 +3,8 @@
 A recipe subclasses ``ValidatedEpochs`` and says how a batch becomes a loss. Each module is
 one part of a run: ``steps`` (gradients that are not finite, files that cannot be read),
 ``epochs`` (validation, log and checkpoint), ``epoch_log`` (lines, curves, TensorBoard,
-wandb), ``progress`` (the bar and the line of an epoch), ``start_from`` (a finished run that one
-begins with), ``memory_plan`` (modes of an encoder's blocks, of a step as in
+wandb), ``progress`` (the bar and the line of an epoch), ``start_from`` (the pretrained model
+that a run starts from), ``memory_plan`` (modes of an encoder's blocks, of a step as in
 ``recipe_step``, and the file that keeps them) and ``memory_budget`` (modes of any other
 recipe's blocks).
 """

@@ -91,7 +91,7 @@ class ValidatedEpochs(CheckedSteps):
     batches: TimedBatches
     #: The stage that runs; None before the first epoch.
     stage: sb.Stage | None = None
-    #: Whether the encoder stays as it is in this epoch.
+    #: Whether the encoder is frozen in this epoch.
     frozen: bool = False
 
     def fit(self, *arguments: Any, **keywords: Any) -> None:
@@ -179,11 +179,11 @@ class ValidatedEpochs(CheckedSteps):
 
     @property
     def freeze_epochs(self) -> int:
-        """Epochs at first in which the encoder stays as it is, if hparams have some."""
+        """First epochs, in which the encoder is frozen; 0 if hparams have no such knob."""
         return int(getattr(self.hparams, "freeze_epochs", 0))
 
-    def encoded(self, feats: Tensor) -> Tensor:
-        """Embed utterances in training; while the encoder is frozen, without a graph.
+    def embed_training(self, feats: Tensor) -> Tensor:
+        """Embed segments in training; while the encoder is frozen, without a graph.
 
         Parameters
         ----------
@@ -196,10 +196,10 @@ class ValidatedEpochs(CheckedSteps):
         """
         encoder = self.modules.embedding_model
         if self.frozen:
-            # Wrapped for several processes it would have gradients to wait for.
+            # DistributedDataParallel's wrapper would wait for gradients.
             encoder = getattr(encoder, "module", encoder)
             if encoder.training:
-                # Batch statistics stay as they are, too.
+                # Evaluation mode freezes the running statistics too.
                 encoder.eval()
         with torch.set_grad_enabled(not self.frozen):
             embeddings: Tensor = encoder(feats)
@@ -374,12 +374,18 @@ def equal_bits_in_words(equal: Mapping[str, bool | None], *, differs: bool) -> s
 
 
 class TimedStart(Protocol):
-    """What a run does before its first step, as a dry run counts it."""
+    """Work before the first step, whose time a dry run estimates.
+
+    Attributes
+    ----------
+    batches : int
+        Batches that this process computes.
+    """
 
     batches: int
 
-    def seconds_of_a_batch(self) -> float:
-        """Measure one of them."""
+    def measure_batch_seconds(self) -> float:
+        """Measure the seconds of one batch."""
 
 
 def dry_run(
@@ -389,7 +395,7 @@ def dry_run(
 ) -> None:
     """Take two steps, and print how long training would take and where logs would go.
 
-    Where the encoder is frozen at first, two steps are taken so and two as afterwards.
+    If the encoder is frozen at first, two steps are taken with it frozen and two without.
 
     Of a ``SpeakerEncoder`` it also prints whether blocks that run twice had equal bits.
     A run that has checkpoints resumes from the newest one, and what is left of it is
@@ -401,8 +407,8 @@ def dry_run(
         Before its first step. Its hparams also have ``number_of_epochs`` and ``logger``.
     loader : DataLoader
         Of the training speech, with two batches or more.
-    start : optional
-        What the run does before its first step.
+    start : TimedStart, optional
+        Work of the run before its first step.
 
     Raises
     ------
@@ -417,24 +423,30 @@ def dry_run(
     hparams = brain.hparams
     done_steps = hparams.epoch_counter.current * len(loader) + brain.step
     brain.checkpointer, hparams.epoch_counter.current = None, 0
-    before = start.batches * start.seconds_of_a_batch() if start is not None else 0.0
+    start_seconds = 0.0
+    if start is not None:
+        start_seconds = start.batches * start.measure_batch_seconds()
     frozen, epochs = brain.freeze_epochs, hparams.number_of_epochs
-    seconds = []
-    for first in (1, frozen + 1)[not frozen :]:
+    first_epochs = {1: frozen, frozen + 1: epochs - frozen} if frozen else {1: epochs}
+    phases = []
+    for first_epoch, count in first_epochs.items():
         brain.step = 0
         brain.modules.train()
-        brain.on_stage_start(sb.Stage.TRAIN, first)
+        brain.on_stage_start(sb.Stage.TRAIN, first_epoch)
         batches: Iterable[ChunkBatch] = iter(loader)
         for brain.step, batch in zip((1, 2), batches, strict=False):
             begin = time.monotonic()
             brain.fit_batch(batch)
-            took = time.monotonic() - begin
+            seconds = time.monotonic() - begin
         brain.bar.close()
-        seconds.append(took)
-    phases = [(frozen, seconds[0]), (epochs - frozen, seconds[-1])][not frozen :]
+        phases.append((count, seconds))
     lines = [
         progress.forecast(
-            len(loader), phases, brain.device, done_steps=done_steps, before=before
+            len(loader),
+            phases,
+            brain.device,
+            done_steps=done_steps,
+            start_seconds=start_seconds,
         )
     ]
     encoder = brain.modules.embedding_model

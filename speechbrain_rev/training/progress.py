@@ -226,22 +226,22 @@ def forecast(
     device: torch.device | str,
     *,
     done_steps: int = 0,
-    before: float = 0.0,
+    start_seconds: float = 0.0,
 ) -> str:
     """Return a sentence on how long training takes if a step takes so many seconds.
 
     Parameters
     ----------
     steps : int
-        Of an epoch.
-    phases : sequence of tuple of int and float
-        Epochs, and seconds of a step in them.
+        Steps of an epoch.
+    phases : sequence of (int, float)
+        One phase or two, in order: epochs, and the seconds of a step in them.
     device : torch.device or str
         Where the training runs.
     done_steps : int
-        Steps of these epochs that were taken before.
-    before : float
-        Seconds before the first step.
+        Steps of these epochs that an earlier command took.
+    start_seconds : float
+        Seconds of the work before the first step.
 
     Returns
     -------
@@ -253,29 +253,29 @@ def forecast(
     >>> forecast(100, [(3, 18.0)], "cpu", done_steps=120).partition(", without")[0]
     '100 steps per epoch, 18.00 s per step: 54.0 min for what is left of 3 epochs (1 done,
     20 steps of the next)'
-    >>> forecast(100, [(1, 6.0), (2, 18.0)], "cpu", before=300).partition(", without")[0]
+    >>> forecast(100, [(1, 6.0), (2, 18.0)], "cpu", start_seconds=300).partition(", without")[0]
     '100 steps per epoch, 6.00 s per step up to epoch 1 and 18.00 s afterwards:
     75.0 min for 3 epochs, 5.0 min of them before the first step'
     """
-    total, epochs = before, 0
+    total, epochs = start_seconds, 0
     for count, seconds in phases:
-        first, epochs = steps * epochs, epochs + count
-        total += seconds * max(0, steps * epochs - max(first, done_steps))
-    each = f"{phases[0][1]:.2f} s per step"
+        begin_step, epochs = steps * epochs, epochs + count
+        total += seconds * max(0, steps * epochs - max(begin_step, done_steps))
+    per_step = f"{phases[0][1]:.2f} s per step"
     if len(phases) > 1:
-        (first, _), (_, seconds) = phases
-        each += f" up to epoch {first} and {seconds:.2f} s afterwards"
+        (last_epoch, _), (_, seconds) = phases
+        per_step += f" up to epoch {last_epoch} and {seconds:.2f} s afterwards"
     duration = f"{total / 3600:.1f} h" if total >= 3600 else f"{total / 60:.1f} min"
     whole, more = divmod(done_steps, steps)
     left = f"{epochs} epochs"
     if done_steps:
         begun = f", {more} steps of the next" if more else ""
         left = f"what is left of {left} ({whole} done{begun})"
-    if before:
-        left += f", {before / 60:.1f} min of them before the first step"
+    if start_seconds:
+        left += f", {start_seconds / 60:.1f} min of them before the first step"
     peak = memory_shown(peak_memory(device)).items()
     return (
-        f"{steps} steps per epoch, {each}: {duration} for {left}, "
+        f"{steps} steps per epoch, {per_step}: {duration} for {left}, "
         f"without validation and without waiting for the reading of speech; "
         f"{', '.join(f'{name}: {gib:.2f}' for name, gib in peak)}."
     )

@@ -1,4 +1,4 @@
-"""Starting from weights that exist: the encoder of a model, and its head or a new one."""
+"""Starting from a pretrained model: its encoder, and its head or a new one."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from speechbrain_rev.training.epochs import ValidatedEpochs
 
 logger = logging.getLogger("train")
 
-#: Utterances of each speaker that are read, at most, for the directions of a new head.
-UTTERANCES = 12
-#: Settings that follow from the weights a run starts from.
+#: At most so many utterances of a speaker are embedded for the directions of a new head.
+UTTERANCES_PER_SPEAKER = 12
+#: Settings that follow from the pretrained weights.
 MODEL_SETTINGS = (
     "arch", "widths", "blocks", "n_mels", "embedding_dim", "pooling",
     "pooling_variance", "features", "sample_rate",
@@ -45,19 +45,19 @@ MODEL_SETTINGS = (
 
 
 @dataclass(frozen=True)
-class SourceHead:
+class PretrainedHead:
     """The classifier that was trained with an encoder.
 
     Attributes
     ----------
     row : HeadRow
-        Its kind.
+        The kind of classifier.
     weight : torch.Tensor, [classes, ...]
-        Of each speaker at each speed, in the order of the speeds.
-    speakers : dict of str to int
-        Their numbers.
-    speeds : list of float
-        That made classes.
+        All speakers at the first speed, then all at the next one.
+    speakers : mapping of str to int
+        The number of each speaker, by name.
+    speeds : sequence of float
+        Speeds of the training; each made a class of every speaker.
     """
 
     row: HeadRow
@@ -67,43 +67,43 @@ class SourceHead:
 
 
 @dataclass(frozen=True)
-class Source:
-    """What a run starts from.
+class PretrainedModel:
+    """The model that a run starts from.
 
     Attributes
     ----------
-    name : str
-        As it was given.
+    source : str
+        The setting ``pretrained``: a folder, a file, or an id on the Hub.
     weights : Weights
-        The encoder's.
-    head : SourceHead or None
-        Its classifier.
-    headless : str
-        Why it has none.
+        The encoder's weights.
+    head : PretrainedHead or None
+        The classifier, if the source has one.
+    no_head_reason : str
+        Why there is no classifier; empty if there is one.
     """
 
-    name: str
+    source: str
     weights: Weights
-    head: SourceHead | None
-    headless: str
+    head: PretrainedHead | None
+    no_head_reason: str
 
     def settings(self) -> dict[str, Any]:
-        """Give the settings of a run that follow from the weights."""
+        """Return the run's settings that follow from the weights."""
         return settings_of_model(self.weights.description)
 
 
 def settings_of_model(description: EncoderDescription) -> dict[str, Any]:
-    """Give the settings of a run that make an encoder and its features.
+    """Return the settings of a run with which it builds an encoder and its features.
 
     Parameters
     ----------
     description : EncoderDescription
-        Of the encoder, with its front end.
+        The encoder's description, with its front end.
 
     Returns
     -------
     dict of str to object
-        ``MODEL_SETTINGS``; widths and blocks as published are null.
+        The values of ``MODEL_SETTINGS``; published widths and blocks are None.
 
     Example
     -------
@@ -116,8 +116,8 @@ def settings_of_model(description: EncoderDescription) -> dict[str, Any]:
     front_end, row = description.front_end, architecture(description.name)
     assert front_end is not None
     sizes = {
-        name: None if tuple(given) == tuple(published) else list(given)
-        for name, given, published in (
+        name: None if tuple(size) == tuple(published) else list(size)
+        for name, size, published in (
             ("widths", description.widths, row.widths),
             ("blocks", description.blocks, row.blocks),
         )
@@ -134,18 +134,18 @@ def settings_of_model(description: EncoderDescription) -> dict[str, Any]:
     }
 
 
-def read_source(source: str) -> Source:
-    """Read what a run starts from, running nothing of it.
+def read_pretrained(source: str) -> PretrainedModel:
+    """Read the model that a run starts from; none of its code is executed.
 
     Parameters
     ----------
     source : str
-        A run's folder, what ``export`` or ``convert`` wrote, a file of weights of this
-        package, or the id of a model on the Hub.
+        A run's folder, a folder that ``export`` or ``convert`` wrote, a file of weights of
+        this package, or the id of a model on the Hub.
 
     Returns
     -------
-    Source
+    PretrainedModel
 
     Raises
     ------
@@ -154,8 +154,8 @@ def read_source(source: str) -> Source:
     OSError
         If a model of the Hub cannot be fetched.
     ValueError
-        If a file is damaged, or the weights do not say of which encoder and features they
-        are.
+        If a file is damaged, or the weights have no description of their encoder and its
+        features.
     """
     try:
         with reading(source, also=(CLASSIFIER, LABELS)) as folder:
@@ -165,40 +165,39 @@ def read_source(source: str) -> Source:
                     f"{weights.path} does not say how the features of its encoder were made. "
                     "Export it from its run, or convert it, which both write that."
                 )
-            head, headless = _read_head(folder, weights)
+            head, no_head_reason = _read_head(folder, weights)
     except (ValueError, OSError) as error:
         raise type(error)(f"pretrained: {error}") from error
-    return Source(source, weights, head, headless)
+    return PretrainedModel(source, weights, head, no_head_reason)
 
 
-def _read_head(folder: Path, weights: Weights) -> tuple[SourceHead | None, str]:
-    """Read the classifier of a model; or say why there is none."""
+def _read_head(folder: Path, weights: Weights) -> tuple[PretrainedHead | None, str]:
+    """Read the classifier of a model, or return None and the reason why there is none."""
     if not folder.is_dir():
         return None, "a file of weights has no head"
     record = read_record(folder)
     try:
-        listed = labels_of(folder)
+        labels = labels_of(folder)
     except FileNotFoundError:
         return None, "it has no list of training speakers"
     try:
-        speakers, (row, weight) = (
-            read_labels(listed),
-            read_head(folder, weights, record),
-        )
+        speakers = read_labels(labels)
+        row, weight = read_head(folder, weights, record)
     except FileNotFoundError:
         return None, "the head of its last epoch is not there"
-    in_run = record is not None and not (folder / CLASSIFIER).exists()
-    speeds = record.settings["speeds"] if record is not None and in_run else [1.0]
+    speeds = [1.0]
+    if record is not None and not (folder / CLASSIFIER).exists():
+        speeds = record.settings["speeds"]
     if len(weight) != len(speakers) * len(speeds):
         return None, (
             f"its head has {len(weight)} classes, which are not {len(speakers)} speakers at "
             f"{counted(len(speeds), 'speed')}"
         )
-    return SourceHead(row, weight, speakers, speeds), ""
+    return PretrainedHead(row, weight, speakers, speeds), ""
 
 
 def check_start(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of a start that cannot work, and a run within its own source.
+    """Refuse settings with which a run cannot start from a pretrained model.
 
     Parameters
     ----------
@@ -208,8 +207,9 @@ def check_start(settings: Mapping[str, Any]) -> None:
     Raises
     ------
     ValueError
-        If output_folder is pretrained or a folder in it; if the encoder would be frozen in
-        all epochs, or one that is not pretrained; if ``head`` is asked of none.
+        If ``head`` or ``freeze_epochs`` is given without ``pretrained``; if the encoder
+        would be frozen in all epochs; if output_folder is the folder of ``pretrained`` or
+        lies in it.
     """
     source, frozen = settings["pretrained"], settings["freeze_epochs"]
     if source is None:
@@ -226,70 +226,70 @@ def check_start(settings: Mapping[str, Any]) -> None:
             f"{settings['number_of_epochs']}: the encoder would stay as it is. Give fewer "
             "frozen epochs."
         )
-    ours = settings["output_folder"]
-    if Path(ours).resolve().is_relative_to(Path(source).resolve()):
+    output_folder = settings["output_folder"]
+    if Path(output_folder).resolve().is_relative_to(Path(source).resolve()):
         raise ValueError(
-            f"output_folder {ours} is pretrained {source} or in it: the settings and "
+            f"output_folder {output_folder} is pretrained {source} or in it: the settings and "
             "checkpoints of that model would be overwritten. Give another output_folder."
         )
 
 
-def start_from(source: Source, settings: Mapping[str, Any]) -> str:
-    """Load the encoder of a source, and its head where that fits.
+def start_from(model: PretrainedModel, hparams: Mapping[str, Any]) -> str:
+    """Load the encoder of a pretrained model, and its head where that fits.
 
     Parameters
     ----------
-    source : Source
-        What the run starts from.
-    settings : mapping
-        The run's settings with its ``modules``; its lists are in save_folder.
+    model : PretrainedModel
+        The model that the run starts from.
+    hparams : mapping
+        The run's loaded settings with its ``modules``; save_folder has its lists.
 
     Returns
     -------
     str
-        Why its head is not kept; empty where it is.
+        Why the head is new; empty if the model's is kept.
 
     Raises
     ------
     ValueError
-        If the head is to be kept and does not fit.
+        If ``head`` is keep, and the model's head does not fit.
     """
-    settings["modules"]["embedding_model"].load_state_dict(source.weights.state_dict)
-    if source.weights.standing:
-        run_on_main(logger.warning, args=[f"pretrained: {source.weights.standing}"])
-    if settings["head"] == "new":
+    hparams["modules"]["embedding_model"].load_state_dict(model.weights.state_dict)
+    if model.weights.standing:
+        run_on_main(logger.warning, args=[f"pretrained: {model.weights.standing}"])
+    if hparams["head"] == "new":
         return "head is new"
-    other = _misfit(source, settings)
-    if not other:
-        head = source.head
+    mismatch = _head_mismatch(model, hparams)
+    if not mismatch:
+        head = model.head
         assert head is not None
         weight = head.weight
-        if list(settings["speeds"]) != list(head.speeds):
+        if list(hparams["speeds"]) != list(head.speeds):
             weight = true_speakers(weight, speeds=len(head.speeds))
-        settings["modules"]["classifier"].load_state_dict({"weight": weight})
-    elif settings["head"] == "keep":
+        hparams["modules"]["classifier"].load_state_dict({"weight": weight})
+    elif hparams["head"] == "keep":
         raise ValueError(
-            f"head is keep, and that of pretrained {source.name} does not fit: {other}. Give "
-            "head: new, or leave it out, which takes a new head where the old one does not fit."
+            f"head is keep, and that of pretrained {model.source} does not fit: {mismatch}. "
+            "Give head: new, or leave it out, which takes a new head where the old one does "
+            "not fit."
         )
-    return other
+    return mismatch
 
 
-def _misfit(source: Source, settings: Mapping[str, Any]) -> str:
-    """Say why the head of a source is not that of a run; empty where it is."""
-    head, wanted = source.head, head_of(settings["loss"])
+def _head_mismatch(model: PretrainedModel, hparams: Mapping[str, Any]) -> str:
+    """Return why a run cannot keep the head of a model; empty if it can."""
+    head, row = model.head, head_of(hparams["loss"])
     if head is None:
-        return source.headless
-    if head.row.name != wanted.name:
+        return model.no_head_reason
+    if head.row.name != row.name:
         return (
-            f"its head is {head.row.name}, and loss {settings['loss']} takes "
-            f"{wanted.name}"
+            f"its head is {head.row.name}, and loss {hparams['loss']} takes {row.name}"
         )
-    ours = list(settings["speeds"])
-    alone = ours == [1.0] and head.speeds[0] == 1.0
-    if ours != list(head.speeds) and not alone:
-        return f"its head has the speeds {list(head.speeds)}, this run {ours}"
-    speakers = read_labels(Path(settings["save_folder"], LABELS))
+    speeds = list(hparams["speeds"])
+    takes_true_speakers = speeds == [1.0] and head.speeds[0] == 1.0
+    if speeds != list(head.speeds) and not takes_true_speakers:
+        return f"its head has the speeds {list(head.speeds)}, this run {speeds}"
+    speakers = read_labels(Path(hparams["save_folder"], LABELS))
     if speakers != head.speakers:
         same = speakers.keys() == head.speakers.keys()
         return "it numbers the speakers otherwise" if same else "it has other speakers"
@@ -299,16 +299,16 @@ def _misfit(source: Source, settings: Mapping[str, Any]) -> str:
 class DirectionMeans:
     """The mean embeddings of the training speakers, as directions of a new head.
 
-    Each class's direction is the mean of normalised embeddings of its speaker, at its
-    speed; of a head of several directions a class each is that of another part of the
-    utterances. They are as long as the head's were, for whose length learning rates are
-    chosen.
+    A class's direction is the mean of the normalised embeddings of its speaker, at its
+    speed. If a class has several directions, each is the mean over another part of the
+    utterances. The lengths of the random directions stay, since learning rates are chosen
+    for them.
 
     Parameters
     ----------
     brain : ValidatedEpochs
-        Before its first step. Its modules have a ``classifier`` and its hparams what the
-        recipe's have.
+        Before its first step. Its modules have a ``classifier``, and its hparams are those
+        of the recipe.
     """
 
     def __init__(self, brain: ValidatedEpochs) -> None:
@@ -317,10 +317,12 @@ class DirectionMeans:
         weight = brain.modules["classifier"].weight
         #: Directions of a class.
         self.centers = 1 if weight.dim() == 2 else weight.shape[1]
-        places = chosen_utterances(dataset.manifest.speakers, UTTERANCES)
-        #: Utterances that are embedded, by all processes.
-        self.utterances = len(places)
-        share = places[process_rank() :: process_count()]
+        utterances = chosen_utterances(
+            dataset.manifest.speakers, UTTERANCES_PER_SPEAKER
+        )
+        #: Utterances that all processes embed.
+        self.utterances = len(utterances)
+        share = utterances[process_rank() :: process_count()]
         size = -(-sampler.batch_size // process_count())
         self._batches = [share[n : n + size] for n in range(0, len(share), size)]
 
@@ -329,10 +331,10 @@ class DirectionMeans:
         """How many batches this process embeds."""
         return len(self._batches)
 
-    def seconds_of_a_batch(self) -> float:
-        """Embed two batches, and give the seconds of the second."""
+    def measure_batch_seconds(self) -> float:
+        """Embed two batches, and return the seconds of the second."""
         begin = end = time.monotonic()
-        for _ in itertools.islice(self._embedded(), 2):
+        for _ in itertools.islice(self._embed_batches(), 2):
             begin, end = end, time.monotonic()
         return end - begin
 
@@ -340,22 +342,22 @@ class DirectionMeans:
         """Set the directions of the head."""
         brain = self.brain
         weight = brain.modules["classifier"].weight
-        speakers = brain.hparams.wav_augment.n_speakers
+        n_speakers = brain.hparams.wav_augment.n_speakers
         shape = len(weight), self.centers, weight.shape[-1]
         sums = torch.zeros(shape, dtype=torch.float64)
         share = sum(map(len, self._batches))
         bar = progress.epoch_bar("head", share, 0, off=brain.noprogressbar)
-        for whose, parts, embeddings in self._embedded():
-            for speed, each in enumerate(embeddings):
-                places = whose + speed * speakers, parts
-                sums.index_put_(places, each, accumulate=True)
-            bar.update(len(whose))
+        for speakers, centers, by_speed in self._embed_batches():
+            for speed, embeddings in enumerate(by_speed):
+                index = speakers + speed * n_speakers, centers
+                sums.index_put_(index, embeddings, accumulate=True)
+            bar.update(len(speakers))
         bar.close()
         if process_count() > 1:
             on_device = sums.to(brain.device)
             torch.distributed.all_reduce(on_device)
             sums = on_device.cpu()
-        # A speaker of fewer utterances than directions has that of all for the others.
+        # A speaker of too few utterances leaves centers empty: these take its mean of all.
         empty = sums.abs().sum(-1) == 0
         sums[empty] = sums.sum(1, keepdim=True).expand_as(sums)[empty]
         directions = normalize(sums, dim=-1).reshape(weight.shape)
@@ -363,50 +365,51 @@ class DirectionMeans:
             lengths = weight.norm(dim=-1, keepdim=True)
             weight.copy_(directions.to(weight) * lengths)
 
-    def _embedded(self) -> Iterator[tuple[Tensor, Tensor, list[Tensor]]]:
-        """Give of each batch its speakers, parts, and embeddings at each speed."""
+    def _embed_batches(self) -> Iterator[tuple[Tensor, Tensor, list[Tensor]]]:
+        """Yield each batch's speakers, centers, and normalised embeddings at each speed."""
         brain, hparams = self.brain, self.brain.hparams
         loader = DataLoader(
             brain.train_dataset,
-            # Of epoch 0, so that no segment is one of the training.
+            # Epochs of training begin at 1, so epoch 0 draws segments of its own.
             batch_sampler=[[(0, row) for row, _ in batch] for batch in self._batches],
             collate_fn=collate_chunks,
             num_workers=hparams.num_workers,
-            # An iterator draws its workers' seed: not from the state that is checkpointed.
+            # A generator of its own: without one the loader draws its workers' seed from
+            # the global state, which checkpoints keep.
             generator=torch.Generator(),
         )
         brain.modules.eval()
-        for batch, places in zip(loader, self._batches, strict=True):
+        for batch, utterances in zip(loader, self._batches, strict=True):
             wavs = batch.wavs.to(brain.device)
-            parts = torch.tensor([rank % self.centers for _, rank in places])
-            embeddings = []
+            centers = torch.tensor([rank % self.centers for _, rank in utterances])
+            by_speed = []
             for speed in hparams.wav_augment.speeds:
                 played = at_speed(wavs, speed)[:, : hparams.chunk_samples]
                 lens = torch.ones(len(played), device=brain.device)
                 with torch.no_grad(), brain.evaluation_ctx:
                     feats = brain.modules.compute_features(played)
                     feats = brain.modules.mean_var_norm(feats, lens)
-                    y = brain.modules.embedding_model(feats).squeeze(1)
-                embeddings.append(normalize(y.float(), dim=-1).double().cpu())
-            yield batch.speakers.flatten(), parts, embeddings
+                    embeddings = brain.modules.embedding_model(feats).squeeze(1)
+                by_speed.append(normalize(embeddings.float(), dim=-1).double().cpu())
+            yield batch.speakers.flatten(), centers, by_speed
 
 
 def chosen_utterances(
     speakers: np.ndarray[Any, Any], most: int
 ) -> list[tuple[int, int]]:
-    """Choose utterances of each speaker, evenly among its own.
+    """Choose utterances of each speaker, spread evenly over those that it has.
 
     Parameters
     ----------
-    speakers : numpy.ndarray, [utterances]
-        Who speaks.
+    speakers : numpy.ndarray, [utterances], int
+        Each utterance's speaker.
     most : int
-        How many of a speaker.
+        Utterances of a speaker, at most.
 
     Returns
     -------
-    list of tuple of int
-        Each utterance, and how many of its speaker are before it.
+    list of (int, int)
+        Each chosen utterance, and how many of its speaker are chosen before it.
 
     Example
     -------
@@ -424,30 +427,33 @@ def chosen_utterances(
     return chosen
 
 
-def head_in_words(source: Source, other: str, means: DirectionMeans | None) -> str:
-    """Say what a run starts from.
+def head_in_words(
+    model: PretrainedModel, new_head_reason: str, means: DirectionMeans | None
+) -> str:
+    """Describe the encoder and head that a run begins with.
 
     Parameters
     ----------
-    source : Source
-        What it starts from.
-    other : str
-        As ``start_from`` gives it.
+    model : PretrainedModel
+        The model that the run starts from.
+    new_head_reason : str
+        What ``start_from`` returned.
     means : DirectionMeans or None
-        What a new head begins as; None for random directions.
+        The directions of a new head; None if they are random.
 
     Returns
     -------
     str
         Two sentences.
     """
-    begun = f"Encoder: the {source.weights.description.name} of {source.name}."
-    if not other:
-        return f"{begun} Head: kept, its speakers and speeds are this run's."
+    encoder = f"Encoder: the {model.weights.description.name} of {model.source}."
+    if not new_head_reason:
+        return f"{encoder} Head: kept, its speakers and speeds are this run's."
     directions = "random directions"
     if means is not None:
         directions = (
             f"each direction is a mean of its speaker's embeddings, of "
-            f"{counted(means.utterances, 'utterance')} ({UTTERANCES} of a speaker at most)"
+            f"{counted(means.utterances, 'utterance')} ({UTTERANCES_PER_SPEAKER} of a "
+            "speaker at most)"
         )
-    return f"{begun} Head: new, since {other}; {directions}."
+    return f"{encoder} Head: new, since {new_head_reason}; {directions}."

@@ -15,7 +15,7 @@ from speechbrain_rev.inference import SpeakerEmbedder, evaluation, runs
 from speechbrain_rev.inference.trained import read_weights
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.training import run_folder
-from speechbrain_rev.training.start_from import read_source
+from speechbrain_rev.training.start_from import read_pretrained
 from tests.recipes.conftest import in_process
 from tests.recipes.runs import (
     FEW_STEPS,
@@ -494,6 +494,6 @@ def test_flipped_bits_are_refused_by_who_evaluates(interrupted, tmp_path):
         with pytest.raises(ValueError, match=f"{name} is not as it was written"):
             read()
     flip(folder / WEIGHTS)
-    for read in (SpeakerEmbedder.from_run, lambda one: read_source(str(one))):
+    for read in (SpeakerEmbedder.from_run, lambda one: read_pretrained(str(one))):
         with pytest.raises(ValueError, match=r"embedding_model\.ckpt is not as it was"):
             read(folder)

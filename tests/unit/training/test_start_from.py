@@ -1,4 +1,4 @@
-"""What a run starts from, and the directions of a new head."""
+"""The pretrained model of a run, and the directions of a new head."""
 
 import shutil
 
@@ -6,38 +6,38 @@ import numpy as np
 import pytest
 
 from speechbrain_rev.inference.export import export_run
-from speechbrain_rev.training.start_from import chosen_utterances, read_source
+from speechbrain_rev.training.start_from import chosen_utterances, read_pretrained
 from tests.run_folders import SETTINGS, SPEAKERS, write_finished_run, write_run
 
 
-def test_a_source_has_the_head_of_its_weights_speakers_and_speeds(tmp_path):
+def test_a_model_has_the_head_of_its_weights_speakers_and_speeds(tmp_path):
     write_finished_run(tmp_path / "run")
-    source = read_source(str(tmp_path / "run"))
-    assert source.head.speeds == SETTINGS["speeds"]
-    assert tuple(source.head.speakers) == SPEAKERS
-    assert len(source.head.weight) == 3 * len(SPEAKERS)
-    assert source.settings()["embedding_dim"] == 16
+    model = read_pretrained(str(tmp_path / "run"))
+    assert model.head.speeds == SETTINGS["speeds"]
+    assert tuple(model.head.speakers) == SPEAKERS
+    assert len(model.head.weight) == 3 * len(SPEAKERS)
+    assert model.settings()["embedding_dim"] == 16
     export_run(tmp_path / "run", tmp_path / "model")
-    exported = read_source(str(tmp_path / "model"))
+    exported = read_pretrained(str(tmp_path / "model"))
     assert (exported.head.speeds, len(exported.head.weight)) == ([1.0], len(SPEAKERS))
-    assert exported.weights.fingerprint == source.weights.fingerprint
+    assert exported.weights.fingerprint == model.weights.fingerprint
 
 
 @pytest.mark.parametrize(
-    ("missing", "why"),
+    ("missing", "reason"),
     [
         ("save/label_encoder.txt", "it has no list of training speakers"),
         ("save/CKPT*", "the head of its last epoch is not there"),
         (None, "its head has 9 classes, which are not 3 speakers at 1 speed"),
     ],
 )
-def test_a_source_without_a_known_head_says_why(tmp_path, missing, why):
+def test_a_model_without_a_known_head_has_the_reason(tmp_path, missing, reason):
     speeds = SETTINGS["speeds"] if missing else [1.0]
     write_finished_run(tmp_path, speeds=speeds)
     for path in tmp_path.glob(missing) if missing else ():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    source = read_source(str(tmp_path))
-    assert (source.head, source.headless) == (None, why)
+    model = read_pretrained(str(tmp_path))
+    assert (model.head, model.no_head_reason) == (None, reason)
 
 
 def test_a_damaged_head_is_refused(tmp_path):
@@ -45,12 +45,12 @@ def test_a_damaged_head_is_refused(tmp_path):
     (path,) = tmp_path.glob("save/CKPT*/classifier.ckpt")
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=r"pretrained: .*classifier\.ckpt"):
-        read_source(str(tmp_path))
+        read_pretrained(str(tmp_path))
 
 
 def test_a_run_without_checkpoints_gives_its_encoder(tmp_path):
     write_run(tmp_path)
-    assert read_source(str(tmp_path)).head is None
+    assert read_pretrained(str(tmp_path)).head is None
 
 
 def test_utterances_are_chosen_evenly_among_those_of_a_speaker():
