@@ -253,9 +253,10 @@ def forecast(
     >>> forecast(100, [(3, 18.0)], "cpu", done_steps=120).partition(", without")[0]
     '100 steps per epoch, 18.00 s per step: 54.0 min for what is left of 3 epochs (1 done,
     20 steps of the next)'
-    >>> forecast(100, [(1, 6.0), (2, 18.0)], "cpu", start_seconds=300).partition(", without")[0]
-    '100 steps per epoch, 6.00 s per step up to epoch 1 and 18.00 s afterwards:
-    75.0 min for 3 epochs, 5.0 min of them before the first step'
+    >>> sentence = forecast(100, [(1, 6.0), (2, 9.0)], "cpu", start_seconds=300)
+    >>> sentence.partition(", without")[0]
+    '100 steps per epoch, 6.00 s per step up to epoch 1 and 9.00 s afterwards:
+    45.0 min for 3 epochs, 5.0 min of them before the first step'
     """
     total, epochs = start_seconds, 0
     for count, seconds in phases:

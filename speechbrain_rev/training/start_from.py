@@ -108,7 +108,8 @@ def settings_of_model(description: EncoderDescription) -> dict[str, Any]:
     Example
     -------
     >>> from speechbrain_rev.lobes import build_encoder
-    >>> encoder = build_encoder("resnet34", blocks=(1, 1, 1, 1), front_end={"kind": "kaldi"})
+    >>> front_end = {"kind": "kaldi", "sample_rate": 16000}
+    >>> encoder = build_encoder("resnet34", blocks=(1, 1, 1, 1), front_end=front_end)
     >>> settings = settings_of_model(encoder.description)
     >>> settings["features"], settings["widths"], settings["blocks"]
     ('kaldi', None, [1, 1, 1, 1])
