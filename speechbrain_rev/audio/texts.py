@@ -1,4 +1,4 @@
-"""Texts of millions of rows in two arrays, and the row of a text among them.
+"""Texts of millions of rows in two arrays, and a lookup of names among millions.
 
 An object for each text would cost every process hundreds of bytes a row.
 """
@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-# Names of files that are no UTF-8 come back as they were.
+# surrogateescape keeps the bytes of file names that are not UTF-8.
 _ENCODING = "utf-8", "surrogateescape"
 
 Row = TypeVar("Row", covariant=True)
@@ -21,34 +21,34 @@ Kind = TypeVar("Kind", bound=np.generic)
 
 
 class Rows(Sequence[Row]):
-    """What is read row by row: a slice of it is a list."""
+    """A sequence that makes a row when it is asked for; a slice of it is a list."""
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
     @overload
     def __getitem__(self, index: slice) -> list[Row]: ...
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        places = range(len(self))[index]
+        rows = range(len(self))[index]
         return (
-            self._row(places)
-            if isinstance(places, int)
-            else list(map(self._row, places))
+            self._read_row(rows)
+            if isinstance(rows, int)
+            else list(map(self._read_row, rows))
         )
 
-    def _row(self, place: int) -> Row:
+    def _read_row(self, index: int) -> Row:
         raise NotImplementedError
 
 
 class Column(Generic[Kind]):
     """Numbers of all rows, which processes share.
 
-    Forked processes have the pages of an array. Where others are sent the first copy of it,
-    torch moves it to shared memory, and this process reads it there, too.
+    Forked processes share the pages of the array. When the column is first sent to a
+    spawned process, torch moves it to shared memory, and this process reads it there too.
 
     Parameters
     ----------
     array : numpy.ndarray, [rows]
-        What is kept of it elsewhere stays as it is.
+        The numbers. Other references to the array keep its memory.
     """
 
     def __init__(self, array: NDArray[Kind]) -> None:
@@ -57,29 +57,29 @@ class Column(Generic[Kind]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._tensor is None:
-            # Here, for who lists names of files needs no torch.
+            # A late import: listing the names of files needs no torch.
             from torch import from_numpy
 
             self._tensor = from_numpy(self.array).share_memory_()
             self.array = self._tensor.numpy()
-        return _received, (self._tensor,)
+        return _receive_column, (self._tensor,)
 
 
-def _received(tensor: Any) -> Column[Any]:
+def _receive_column(tensor: Any) -> Column[Any]:
     column: Column[Any] = Column(tensor.numpy())
     column._tensor = tensor
     return column
 
 
 class Texts(Rows[str]):
-    """Texts, one behind another.
+    """Texts in one array of bytes.
 
     Parameters
     ----------
     data : numpy.ndarray, [bytes], uint8
-        The texts in UTF-8.
+        The texts in UTF-8, without separators.
     ends : numpy.ndarray, [texts], int64
-        Where each ends.
+        Offset of each text's end.
 
     Example
     -------
@@ -93,7 +93,7 @@ class Texts(Rows[str]):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Texts:
-        """Put texts one behind another."""
+        """Concatenate texts."""
         data, ends = bytearray(), array("q")
         for text in texts:
             data += encoded(text)
@@ -103,14 +103,14 @@ class Texts(Rows[str]):
     def __len__(self) -> int:
         return len(self.ends.array)
 
-    def _row(self, place: int) -> str:
+    def _read_row(self, index: int) -> str:
         ends = self.ends.array
-        begin = ends[place - 1] if place else 0
-        return self.data.array[begin : ends[place]].tobytes().decode(*_ENCODING)
+        begin = ends[index - 1] if index else 0
+        return self.data.array[begin : ends[index]].tobytes().decode(*_ENCODING)
 
 
 def encoded(text: str) -> bytes:
-    """Give the bytes of a text."""
+    """Return the bytes of a text."""
     return text.encode(*_ENCODING)
 
 
@@ -134,22 +134,22 @@ class Lookup:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> tuple[Lookup, NDArray[np.intp]]:
-        """Take names; what is found by them must be put in the order that comes beside.
+        """Make a lookup of names; ``find`` returns an index of the order beside it.
 
-        Of two names that are equal, the last is found.
+        Of two equal names the last is found.
         """
         keys = np.fromiter(map(_key_of, names), np.int64)
         order = np.argsort(keys, kind="stable")
         return cls(keys[order]), order
 
     def find(self, name: str) -> int | None:
-        """Give the place of a name among the sorted digests, None if it is none of them."""
+        """Return the index of a name among the sorted digests; None if it is not there."""
         key = _key_of(name)
-        place = int(self.keys.searchsorted(key, side="right")) - 1
-        return place if place >= 0 and self.keys[place] == key else None
+        index = int(self.keys.searchsorted(key, side="right")) - 1
+        return index if index >= 0 and self.keys[index] == key else None
 
 
 def _key_of(name: str) -> int:
-    # Among a million names, two have one key with a probability of 3e-8.
+    # Two of a million names have the same key with a probability of 3e-8.
     digest = hashlib.blake2b(encoded(name), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

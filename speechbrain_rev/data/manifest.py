@@ -19,12 +19,12 @@ from speechbrain_rev.audio.texts import Column, Rows, Texts
 from speechbrain_rev.files import check_sum, opened_whole
 from speechbrain_rev.lists import read_lines
 
-#: Columns that each manifest has; those behind them are labels.
+#: Columns of every manifest; any further column is a label.
 RESERVED = "ID", "wav", "samples", "spk_id"
-# Bytes that are looked at in one go.
+# Bytes of a block, whose fields numpy splits at once.
 _BLOCK_BYTES = 2**18
-# What is behind a field and a row that were in quotes: neither is in a name.
-_FIELD, _END = "\x1f", "\x1e"
+# Characters after a field and after a row where fields were in quotes: no name has them.
+_SEPARATOR, _END = "\x1f", "\x1e"
 
 
 # A million of them are in memory while data are prepared: no dictionary each.
@@ -43,7 +43,7 @@ class Utterance:
     spk_id : str
         The speaker's name.
     labels : tuple of pairs of str
-        What else is known of it, by name.
+        Names and values of the further columns.
     """
 
     ID: str
@@ -129,18 +129,18 @@ class LeftOut(NamedTuple):
 
 
 class Manifest(Rows[Utterance]):
-    """Utterances as the lines of their list, which processes share: no row is an object.
+    """Utterances as the bytes of their rows, which processes share: no row is an object.
 
     Parameters
     ----------
     columns : sequence of str
-        What the fields of a row are: ``RESERVED``, and labels.
-    field : str
-        What stands between two fields; behind a row is a character more.
+        Names of a row's fields: ``RESERVED``, and labels.
+    separator : str
+        The character between two fields.
     rows : Texts
-        Of each utterance, its fields.
+        Each utterance's fields, and one character after them.
     speakers : numpy.ndarray, [utterances], int32
-        Who speaks: a place in ``speaker_names``.
+        Each utterance's speaker, as an index of ``speaker_names``.
     speaker_names : sequence of str
         The speakers in the order in which they occur.
 
@@ -154,35 +154,36 @@ class Manifest(Rows[Utterance]):
     def __init__(
         self,
         columns: Sequence[str],
-        field: str,
+        separator: str,
         rows: Texts,
         speakers: NDArray[np.int32],
         speaker_names: Sequence[str],
     ) -> None:
-        self.field, self.rows, self.speaker_names = field, rows, tuple(speaker_names)
+        self.separator, self.rows = separator, rows
+        self.speaker_names = tuple(speaker_names)
         self._speakers = Column(speakers)
         self._reserved = [columns.index(name) for name in RESERVED]
         self._labels = sorted(
-            (name, place) for place, name in enumerate(columns) if name not in RESERVED
+            (name, index) for index, name in enumerate(columns) if name not in RESERVED
         )
 
     @property
     def speakers(self) -> NDArray[np.int32]:
-        """Who speaks, [utterances]: places in ``speaker_names``."""
+        """Each utterance's speaker, [utterances]: indices of ``speaker_names``."""
         return self._speakers.array
 
     @classmethod
     def of(cls, utterances: Iterable[Utterance]) -> Manifest:
-        """Put utterances into one list; those of a manifest are there already."""
+        """Make a manifest of utterances; a manifest is returned as it is."""
         if isinstance(utterances, cls):
             return utterances
-        columns, rows = _fields_of(utterances)
+        columns, rows = _tabulate(utterances)
         speakers = [row[3] for row in rows]
-        numbers = {name: place for place, name in enumerate(dict.fromkeys(speakers))}
+        numbers = {name: index for index, name in enumerate(dict.fromkeys(speakers))}
         return cls(
             columns,
-            _FIELD,
-            Texts.of(_FIELD.join(row) + _END for row in rows),
+            _SEPARATOR,
+            Texts.of(_SEPARATOR.join(row) + _END for row in rows),
             np.array([numbers[name] for name in speakers], np.int32),
             tuple(numbers),
         )
@@ -190,23 +191,30 @@ class Manifest(Rows[Utterance]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def _row(self, place: int) -> Utterance:
-        fields = self.rows[place][:-1].split(self.field)
+    def _read_row(self, index: int) -> Utterance:
+        fields = self.rows[index][:-1].split(self.separator)
         ID, wav, samples, speaker = (fields[column] for column in self._reserved)
         labels = tuple((name, fields[column]) for name, column in self._labels)
         return Utterance(ID, wav, int(samples), speaker, labels)
 
 
-def _fields_of(utterances: Iterable[Utterance]) -> tuple[list[str], list[list[str]]]:
-    """Give the columns of a list of utterances, and the fields of its rows."""
+def _tabulate(utterances: Iterable[Utterance]) -> tuple[list[str], list[list[str]]]:
+    """Return the columns of utterances, and the fields of each row."""
     utterances = list(utterances)
-    labels = sorted({label for one in utterances for label, _ in one.labels})
+    names = sorted({name for utterance in utterances for name, _ in utterance.labels})
     rows = []
-    for one in utterances:
-        known = dict(one.labels)
-        further = [known.get(label, "") for label in labels]
-        rows.append([one.ID, one.wav, str(one.samples), one.spk_id, *further])
-    return [*RESERVED, *labels], rows
+    for utterance in utterances:
+        labels = dict(utterance.labels)
+        rows.append(
+            [
+                utterance.ID,
+                utterance.wav,
+                str(utterance.samples),
+                utterance.spk_id,
+                *(labels.get(name, "") for name in names),
+            ]
+        )
+    return [*RESERVED, *names], rows
 
 
 def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
@@ -217,14 +225,14 @@ def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
     path : str or Path
         The file to write.
     utterances : iterable of Utterance
-        Of labels that some have and others not, those have empty fields.
+        A label that an utterance lacks is an empty field.
 
     Raises
     ------
     OSError
         If it cannot be written.
     """
-    columns, rows = _fields_of(utterances)
+    columns, rows = _tabulate(utterances)
     with opened_whole(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         csv.writer(text, lineterminator="\n").writerows([columns, *rows])
@@ -247,8 +255,8 @@ def read_manifest(path: str | Path) -> Manifest:
     Raises
     ------
     ValueError
-        If it is missing, empty, has other columns or is in another encoding, a row has
-        other fields, or it has not the checksum of a ``SHA256SUMS`` beside it.
+        If the file is missing, empty, of other columns or in another encoding; if a row has
+        other fields; if the file differs from its checksum in a ``SHA256SUMS`` beside it.
 
     Example
     -------
@@ -264,127 +272,131 @@ def read_manifest(path: str | Path) -> Manifest:
     with open(path, "rb") as file:
         del data[file.readinto(data) :]
     begin = len(codecs.BOM_UTF8) * data.startswith(codecs.BOM_UTF8)
-    field, end = ",", "\n"
+    separator, end = ",", "\n"
     if b'"' in data or b"\r" in data:
         # Fields in quotes have commas, and may have any character but these two.
-        lines = _unquoted(path, data[begin:])
+        lines = _read_quoted_lines(path, data[begin:])
         data = bytearray("".join(line + _END for line in lines).encode())
-        begin, field, end = 0, _FIELD, _END
+        begin, separator, end = 0, _SEPARATOR, _END
     elif data:
         while data.endswith(b"\n\n"):
             del data[-1]
         data += b"\n" * (not data.endswith(b"\n"))
-    return _ManifestBytes(path, data, begin, field, end).manifest()
+    return _ManifestParser(path, data, begin, separator, end).manifest()
 
 
-class _ManifestBytes:
-    """The lines of a list, looked at in blocks without an object for each.
+class _ManifestParser:
+    """Splits the bytes of a list block by block, without an object for each row.
 
     Python's csv takes eight times as long, most of it for strings and lists.
     """
 
     def __init__(
-        self, path: str | Path, data: bytearray, begin: int, field: str, end: str
+        self, path: str | Path, data: bytearray, begin: int, separator: str, end: str
     ) -> None:
-        self.path, self.field, self.end = path, field, end
+        self.path, self.separator, self.end = path, separator, end
         if len(data) == begin:
             raise ValueError(f"{path} lists no utterance.")
         self.data = np.frombuffer(data, np.uint8)
         self.ends, self.speakers = array("q"), array("i")
         self.numbers: dict[bytes, int] = {}
-        behind = data.find(end.encode(), begin) + 1
-        self.columns = self._text(begin, behind - 1).split(field)
+        stop = data.find(end.encode(), begin) + 1
+        self.columns = self._decode(begin, stop - 1).split(separator)
         if not {*RESERVED} <= {*self.columns}:
             raise ValueError(
                 f"{path} has the columns {self.columns}; it needs {list(RESERVED)}."
             )
-        self.begin = behind
-        while behind < len(data):
-            begin = behind
-            behind = data.find(end.encode(), begin + _BLOCK_BYTES) + 1 or len(data)
-            self._add(begin, behind)
+        self.begin = stop
+        while stop < len(data):
+            begin = stop
+            stop = data.find(end.encode(), begin + _BLOCK_BYTES) + 1 or len(data)
+            self._parse_block(begin, stop)
         if not self.ends:
             raise ValueError(f"{path} lists no utterance.")
 
     def manifest(self) -> Manifest:
-        """Give the rows."""
+        """Return the manifest of all rows."""
         return Manifest(
             self.columns,
-            self.field,
+            self.separator,
             Texts(self.data[self.begin :], np.frombuffer(self.ends, np.int64)),
             np.frombuffer(self.speakers, np.int32),
             [name.decode() for name in self.numbers],
         )
 
-    def _text(self, begin: int, end: int) -> str:
+    def _decode(self, begin: int, stop: int) -> str:
         try:
-            return self.data[begin:end].tobytes().decode()
+            return self.data[begin:stop].tobytes().decode()
         except UnicodeDecodeError:
-            # It names the line; to be read once more is for files that are refused only.
+            # read_lines raises an error that names the line.
             read_lines(self.path, ",".join(RESERVED))
             raise
 
-    def _add(self, begin: int, end: int) -> None:
-        """Take the rows of a block, or refuse the first that is wrong."""
-        block = self.data[begin:end]
+    def _parse_block(self, begin: int, stop: int) -> None:
+        """Add the rows of a block, or refuse the first that is wrong."""
+        block = self.data[begin:stop]
         if block.max() > 127:
-            self._text(begin, end)
-        fields = self._fields_of(block)
+            self._decode(begin, stop)
+        fields = self._split_fields(block)
         if fields is None:
-            rows = self._text(begin, end).split(self.end)
+            rows = self._decode(begin, stop).split(self.end)
             wrong, row = next(
-                (place, row)
-                for place, row in enumerate(rows)
-                if self._fields_of(np.frombuffer((row + self.end).encode(), np.uint8))
+                (index, row)
+                for index, row in enumerate(rows)
+                if self._split_fields(
+                    np.frombuffer((row + self.end).encode(), np.uint8)
+                )
                 is None
             )
             raise ValueError(
                 f"{self.path}, line {2 + len(self.ends) + wrong} is "
-                f"{row.split(self.field)}, and must be {self.columns}: "
+                f"{row.split(self.separator)}, and must be {self.columns}: "
                 f"{', '.join(RESERVED)} are not empty, and samples is the length of the "
                 "utterance, of at most 18 digits. Put names with commas in quotes."
             )
         begins, lengths = fields
         last = begins[:, -1] + lengths[:, -1]
         self.ends.frombytes((begin - self.begin + last + 1).tobytes())
-        place = self.columns.index("spk_id")
+        column = self.columns.index("spk_id")
         self.speakers.frombytes(
-            self._numbers_of(block, begins[:, place], lengths[:, place]).tobytes()
+            self._number_speakers(
+                block, begins[:, column], lengths[:, column]
+            ).tobytes()
         )
 
-    def _fields_of(
+    def _split_fields(
         self, block: NDArray[np.uint8]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Give where fields begin and how long they are, [rows, columns]; None if wrong."""
-        field, end, width = ord(self.field), ord(self.end), len(self.columns)
-        behind = np.flatnonzero((block == field) | (block == end))
-        # The end of a row is behind its last field, and behind no other.
-        if len(behind) % width or not np.array_equal(
-            block[behind].reshape(-1, width) == end,
+        """Return begins and lengths of fields, [rows, columns]; None if a row is wrong."""
+        separator, end, width = ord(self.separator), ord(self.end), len(self.columns)
+        stops = np.flatnonzero((block == separator) | (block == end))
+        # A row's end follows its last field, and no other.
+        if len(stops) % width or not np.array_equal(
+            block[stops].reshape(-1, width) == end,
             np.broadcast_to(
-                np.arange(width) == width - 1, (len(behind) // width, width)
+                np.arange(width) == width - 1, (len(stops) // width, width)
             ),
         ):
             return None
-        begins = np.concatenate([[0], behind[:-1] + 1])
-        lengths = (behind - begins).reshape(-1, width)
+        begins = np.concatenate([[0], stops[:-1] + 1])
+        lengths = (stops - begins).reshape(-1, width)
         begins = begins.reshape(-1, width)
-        places = [self.columns.index(name) for name in RESERVED]
-        samples = places[2]
+        reserved = [self.columns.index(name) for name in RESERVED]
+        samples = reserved[2]
         # int64 holds every number of 18 digits.
-        if not lengths[:, places].all() or lengths[:, samples].max() > 18:
+        if not lengths[:, reserved].all() or lengths[:, samples].max() > 18:
             return None
-        digits = _letters(block, begins[:, samples], lengths[:, samples], ord("0"))
+        digits = _stack_fields(block, begins[:, samples], lengths[:, samples], ord("0"))
         return (begins, lengths) if (digits - ord("0") <= 9).all() else None
 
-    def _numbers_of(
+    def _number_speakers(
         self,
         block: NDArray[np.uint8],
         begins: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> NDArray[np.int32]:
-        """Give the numbers of the speakers, looked up where one follows another."""
-        names = _letters(block, begins, lengths, 0)
+        """Number each row's speaker, with one look-up for rows of one speaker in turn."""
+        names = _stack_fields(block, begins, lengths, 0)
         is_other = (names[1:] != names[:-1]).any(1) | (lengths[1:] != lengths[:-1])
         first = np.concatenate([[0], np.flatnonzero(is_other) + 1])
         numbers = [
@@ -399,22 +411,22 @@ class _ManifestBytes:
         )
 
 
-def _letters(
+def _stack_fields(
     block: NDArray[np.uint8],
     begins: NDArray[np.int64],
     lengths: NDArray[np.int64],
     fill: int,
 ) -> NDArray[np.uint8]:
-    """Put the bytes of fields one below another, [fields, the longest]."""
+    """Stack the bytes of fields, [fields, longest]; ``fill`` pads the shorter ones."""
     columns = np.arange(lengths.max())
-    places = begins[:, None] + columns
-    letters = block[np.minimum(places, len(block) - 1)]
-    letters[columns >= lengths[:, None]] = fill
-    return letters
+    offsets = begins[:, None] + columns
+    stacked = block[np.minimum(offsets, len(block) - 1)]
+    stacked[columns >= lengths[:, None]] = fill
+    return stacked
 
 
-def _unquoted(path: str | Path, data: bytearray) -> list[str]:
-    """Take fields out of their quotes."""
+def _read_quoted_lines(path: str | Path, data: bytearray) -> list[str]:
+    """Read a CSV with quotes; ``_SEPARATOR`` stands between the fields of a line."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -423,7 +435,7 @@ def _unquoted(path: str | Path, data: bytearray) -> list[str]:
     lines: list[str] = []
     try:
         rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-        lines += (_FIELD.join(row) for row in rows if row)
+        lines += (_SEPARATOR.join(row) for row in rows if row)
     except csv.Error as error:
         raise ValueError(
             f"{path} is no CSV ({error} behind {lines[-1:]}). Lines must be "
