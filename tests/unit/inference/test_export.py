@@ -376,7 +376,7 @@ HIGH = replace(RESULTS, "4.5", '"high"')
         (damaged_classifier, r"classifier\.ckpt is damaged"),
         (
             other_classifier,
-            r"holds {'weight': \[9, 8\]}, and an exported model has a classifier",
+            r"holds {'weight': \[9, 8\]}, and a model of this package has a classifier",
         ),
         (replace(f"save/{LABELS}", "=> 1", "=> 7"), r"line 2: .* next speaker, 1"),
         (changed_since(LABELS), r"label_encoder\.txt is not as it was written"),
@@ -489,7 +489,11 @@ HARM = [
     (SUMS, lambda p: os.truncate(p, 10**12), "more than"),
     (CKPT, of_weights(lambda s: {"stem": MKDIR}), "is not loaded"),
     (CLASSIFIER, of_weights(lambda s: MKDIR), "is not loaded"),
-    (CLASSIFIER, of_weights(lambda s: s), "and an exported model has a classifier"),
+    (
+        CLASSIFIER,
+        of_weights(lambda s: s),
+        "and a model of this package has a classifier",
+    ),
     (CKPT, HALF, "fc.bias is of torch.float16"),
     (CKPT, NAN, "holds NaN or infinity in fc.bias"),
 ]
