@@ -2,8 +2,8 @@
 
 Widths, blocks and published figures are those of Tables II to VI of the
 memory-efficient speaker embedding paper (RevNets, DF-RevNets, and the ResNets and
-DF-ResNets that they are compared with). A table of its own has encoders of which
-WeSpeaker publishes weights. To add an encoder, add a row.
+DF-ResNets that they are compared with). A second table has further encoders whose
+weights WeSpeaker publishes. To add an encoder, add a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 Family = Literal["resnet", "df_resnet", "revnet", "df_revnet"]
 Type = Literal["vanilla", "I", "II"]
 Block = Literal["basic", "bottleneck", "df_bottleneck"]
-#: One number for frequency and time, or one for each.
+#: A stride for both axes, or one in frequency and one in time.
 Stride = int | tuple[int, int]
 
 
@@ -52,7 +52,7 @@ class EncoderGeometry:
     n_mels : int
         Mel bands of the input.
     strides : tuple of int or (int, int)
-        Of each stage, in frequency and time.
+        Stride of each stage: one number for both axes, or (frequency, time).
     rearranges : bool
         Whether strides move frequencies and frames into channels, as in type II. These
         must then be whole multiples of ``downsampling``, and frames are padded.
@@ -183,7 +183,8 @@ class Architecture:
     counterpart : str or None
         The vanilla encoder that a reversible one is compared with.
     strides : tuple of int or (int, int)
-        Of each stage, in frequency and time; type II has one number for both.
+        Stride of each stage: one number for both axes or, but not in type II, (frequency,
+        time).
     """
 
     name: str
@@ -379,11 +380,12 @@ ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _ROWS}
 #: Their families and types.
 FAMILIES = tuple(dict.fromkeys(row.family for row in _ROWS))
 TYPES = tuple(dict.fromkeys(row.type for row in _ROWS))
-#: Further encoders of which WeSpeaker publishes weights.
+#: Further encoders whose weights WeSpeaker publishes.
 WESPEAKER_ARCHITECTURES: dict[str, Architecture] = {
     row.name: row for row in _WESPEAKER_ROWS
 }
-#: All encoders that can be built by name, those of the paper first: a ChainMap's last map.
+#: All encoders that can be built by name. The paper's come first: a ChainMap begins with
+#: its last map.
 ENCODERS: ChainMap[str, Architecture] = ChainMap(WESPEAKER_ARCHITECTURES, ARCHITECTURES)
 
 

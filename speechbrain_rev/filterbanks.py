@@ -20,19 +20,19 @@ WINDOW_MS, HOP_MS = 25, 10
 
 @dataclass(frozen=True)
 class FilterbankRow:
-    """All that the package knows of one kind of filterbanks, beside its arithmetic.
+    """One kind of filterbanks: its class, and how it counts frames.
 
     Attributes
     ----------
     name : str
-        As ``features`` in YAML files and ``kind`` of a front end have it.
+        The value of ``features`` in YAML files, and of ``kind`` in a front end.
     path : str
-        Its class, as "package.module:Class". It takes ``n_mels``, ``sample_rate``,
+        The class, as "package.module:Class". It takes ``n_mels``, ``sample_rate``,
         ``win_length`` and ``hop_length``, and maps [batch, samples] to
         [batch, time, n_mels].
     padded : bool
-        Whether half a window of zeros is put before and behind an utterance; else all
-        windows lie within it.
+        Whether an utterance is padded by half a window of zeros at both ends. Without
+        padding all windows lie within it.
     """
 
     name: str
@@ -46,7 +46,7 @@ class FilterbankRow:
 
     @property
     def tag(self) -> str:
-        """How a YAML names the class."""
+        """The class in YAML."""
         return "!new:" + self.path.replace(":", ".")
 
     def frames(self, samples: Samples, sample_rate: int) -> Samples:
@@ -55,14 +55,14 @@ class FilterbankRow:
         Parameters
         ----------
         samples : int or torch.Tensor, [batch]
-            Samples of one utterance, or of each.
+            Samples of one utterance, or of each in a batch.
         sample_rate : int
             Hertz.
 
         Returns
         -------
         int or torch.Tensor, [batch]
-            Frames; below 1 for an utterance that is shorter than a window it must hold.
+            Frames. Without padding, an utterance shorter than a window has less than 1.
 
         Examples
         --------

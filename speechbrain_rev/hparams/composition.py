@@ -54,13 +54,11 @@ _OPTIMIZER_KNOBS = ("lr", "final_lr", "weight_decay")
 # Defaults that scale with the number of epochs, and stay when a run gets more of them.
 _SCHEDULE_KNOBS = ("margin_start_epoch", "margin_end_epoch", "warmup_epochs")
 
+#: Returns settings that follow from the plain values of the others.
+Following = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
-#: Gives settings for the plain values of others.
-Taken = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
-
-def _nothing(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    del values
+def _no_settings(_values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
@@ -95,8 +93,8 @@ def compose(
     arguments: Sequence[str],
     run_options: Collection[str] = (),
     *,
-    model_of: Taken = _nothing,
-    recorded_of: Taken = _nothing,
+    model_of: Following = _no_settings,
+    recorded_of: Following = _no_settings,
 ) -> Composition:
     r"""Compose what a training run needs from its command line.
 
@@ -111,11 +109,12 @@ def compose(
         Names of SpeechBrain's run options, which are passed through; the caller, who
         may import SpeechBrain, reads them off its ``RunOptions``.
     model_of : callable, optional
-        Gives the settings that follow from the model a run starts from, for the plain
-        values of the others. One that is given otherwise is refused.
+        Returns the settings of the model that a run starts from, for the run's plain
+        values. Another value for one of them is refused, unless it is a default.
     recorded_of : callable, optional
-        Gives the settings of a run that is resumed, for the plain values. Epochs of the
-        schedule that are null stay as they are there, though it may have more epochs now.
+        Returns the recorded settings of the run that is resumed, for its plain values.
+        Null epochs of the schedule take the recorded values, though the run may be longer
+        now.
 
     Returns
     -------
@@ -210,7 +209,7 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
     arch: df_revnet281
     lr: 0.000125  # peak
     """
-    return _composed(*_chain(file), overrides or {}, _nothing, _nothing)
+    return _composed(*_chain(file), overrides or {}, _no_settings, _no_settings)
 
 
 def top_level_keys(file: str | Path) -> tuple[str, ...]:
@@ -238,12 +237,12 @@ def _composed(
     settings: Settings,
     descendants: Sequence[tuple[CommentedMap, str]],
     overrides: Mapping[str, object],
-    model_of: Taken,
-    recorded_of: Taken,
+    model_of: Following,
+    recorded_of: Following,
 ) -> str:
     """Put the values of a chain and of the command line into one checked text."""
     refuse_swallowed_keys(settings.root, settings.places)
-    complete = dict(settings.places)
+    default_places = dict(settings.places)
     for values, source in descendants:
         settings.override(values, source)
     settings.override(
@@ -253,7 +252,7 @@ def _composed(
     settings.check()
     model = model_of(settings.plain_values())
     if model:
-        _refuse_other_model(settings, model, complete)
+        _refuse_other_model(settings, model, default_places)
         settings.override(model, f"pretrained {settings.root['pretrained']}")
         settings.check()
     recorded = recorded_of(settings.plain_values())
@@ -267,27 +266,25 @@ def _composed(
 
 
 def _refuse_other_model(
-    settings: Settings, model: Mapping[str, Any], complete: Mapping[KeyPath, str]
+    settings: Settings, model: Mapping[str, Any], default_places: Mapping[KeyPath, str]
 ) -> None:
-    """Refuse settings of a model that a file or the command line gives otherwise."""
+    """Refuse a setting of the model with another value, unless that is a default."""
     values = settings.plain_values()
-    rows = [architecture(values["arch"]), architecture(model["arch"])]
-    for name, taken in model.items():
-        given, place = values[name], settings.places[(name,)]
-        # What stands in the complete file is the default.
-        if place == complete[(name,)]:
-            continue
-        sizes = [
-            list(getattr(row, name))
-            if name in ("widths", "blocks") and not size
-            else size
-            for row, size in zip(rows, (given, taken), strict=True)
-        ]
-        if given is not None and sizes[0] != sizes[1]:
+    for name, model_value in model.items():
+        value, place = values[name], settings.places[(name,)]
+        is_default = value is None or place == default_places[(name,)]
+        if not is_default and _model_size(values, name) != _model_size(model, name):
             raise ValueError(
-                f"{place}: {name} is {dump(given)}, and pretrained {values['pretrained']} has "
-                f"{dump(taken)}. Leave it out: it follows from the weights."
+                f"{place}: {name} is {dump(value)}, and pretrained {values['pretrained']} has "
+                f"{dump(model_value)}. Leave it out: it follows from the weights."
             )
+
+
+def _model_size(values: Mapping[str, Any], name: str) -> Any:
+    """Return a setting of a model; widths and blocks without a value are as published."""
+    if name in ("widths", "blocks") and not values[name]:
+        return list(getattr(architecture(values["arch"]), name))
+    return values[name]
 
 
 def _chain(name: str | Path) -> tuple[Settings, list[tuple[CommentedMap, str]]]:

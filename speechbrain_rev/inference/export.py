@@ -463,7 +463,7 @@ def model_yaml(encoder: EncoderDescription, speakers: int, head: HeadRow) -> str
     Parameters
     ----------
     encoder : EncoderDescription
-        Of the encoder and its features.
+        The description of the encoder and its features.
     speakers : int
         Classes of the classifier.
     head : HeadRow
@@ -558,7 +558,7 @@ def _export(source: Path, out: Path, listed: Path, speeds: int | None) -> list[s
     if speeds is None and record is not None:
         speeds = len(record.settings["speeds"])
     head, weight = read_head(source, weights, record)
-    classifier = _of_true_speakers(source, weight, len(labels), speeds)
+    classifier = _keep_true_speakers(source, weight, len(labels), speeds)
     cohort, results = _cohort_of(source), read_results(source)
     if results is not None:
         check_fresh(source / RESULTS, results["model"], weights.fingerprint)
@@ -600,18 +600,19 @@ def labels_of(source: Path, labels: str | PathLike[str] | None = None) -> Path:
     Parameters
     ----------
     source : pathlib.Path
-        A run's folder, or an exported model's.
+        The folder of a run or of an exported model.
     labels : str or path-like, optional
-        The file, where it lies elsewhere.
+        The file, if it is not in the folder.
 
     Returns
     -------
     pathlib.Path
+        The file.
 
     Raises
     ------
     FileNotFoundError
-        If it is not there.
+        If there is no such file.
     """
     if labels is not None:
         path = Path(labels)
@@ -671,26 +672,26 @@ def read_head(
     Parameters
     ----------
     source : pathlib.Path
-        A run's folder, or an exported model's.
+        The folder of a run or of an exported model.
     weights : Weights
-        The encoder's, read of it.
+        The encoder's weights, read from this folder.
     record : TrainingRecord or None
-        The run's.
+        The record of the run.
 
     Returns
     -------
     head : HeadRow
-        Its kind.
+        The kind of classifier.
     weight : torch.Tensor, [classes, ...]
-        Of a run all classes, of the encoder's last epoch; of an exported model those of
-        the speakers as recorded.
+        A run has all its classes, as of the encoder's last epoch. An exported model has
+        one class of each speaker, at the speed recorded.
 
     Raises
     ------
     FileNotFoundError
-        If there is none, or none of that epoch.
+        If there is no classifier, or none of that epoch.
     ValueError
-        If it is damaged, or no classifier of this package for embeddings of this size.
+        If the classifier is damaged, or is none of this package for this embedding size.
     """
     name = Path(CLASSIFIER)
     if (source / name).exists():
@@ -724,12 +725,12 @@ def read_head(
     return heads[0], weight
 
 
-def _of_true_speakers(
+def _keep_true_speakers(
     source: Path, weight: Tensor, speakers: int, speeds: int | None
 ) -> dict[str, Tensor]:
-    """Keep the classes of the speakers as recorded."""
+    """Keep the classes of the speakers at the speed recorded."""
     if (source / CLASSIFIER).exists():
-        # An exported model has those alone.
+        # An exported model has no other classes.
         speeds = 1
     if speeds is None and len(weight) == speakers:
         speeds = 1

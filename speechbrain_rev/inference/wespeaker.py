@@ -1,11 +1,10 @@
 """WeSpeaker's models as folders of weights of ours, and back.
 
-WeSpeaker feeds its networks Kaldi's filterbanks and pools the unbiased variance, which
-the weights that are written say of themselves.
+WeSpeaker feeds its networks Kaldi's filterbanks and pools the unbiased variance. The
+converted weights have both in their description.
 
-The networks are the same, layer by layer. Each name of ours has one name there, which
-follows from the structure of our encoder, and nothing is left over: weights that hold
-anything else are refused.
+The networks are the same, layer by layer. Each weight of ours has one name there, which
+follows from the structure of our encoder. Weights with any other name are refused.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def from_wespeaker(
         else weight.detach()
         for name, weight in _drop_classifier(state_dict).items()
     }
-    layout = next((each for each in _LAYOUTS if each.weight in weights), _LAYOUTS[-1])
+    layout = next((row for row in _LAYOUTS if row.marker in weights), _LAYOUTS[-1])
     settings = _recognise_network(weights, layout)
     encoder_weights = _encoder_weights(settings)
     names = {name: layout.rename(name) for name in encoder_weights}
@@ -153,34 +152,34 @@ def _drop_classifier(state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How WeSpeaker names the weights of its networks of one kind.
+    """WeSpeaker's names of the weights of one kind of network.
 
     Attributes
     ----------
     kind : str
-        Its name there, without a depth.
-    like : str
+        WeSpeaker's name of the kind, without a depth.
+    example : str
         An encoder of ours of this kind.
-    weight : str
-        A weight that no other kind has.
+    marker : str
+        The weight by which the kind is recognised.
     stages : tuple of str
-        What the names of each stage's blocks begin with.
+        Prefix of the blocks' names in each stage.
     width_axis : int
-        Of the weight of a block's first convolution, whose size is the stage's width.
+        Axis of a block's ``conv1.weight`` whose size is the stage's width.
     rename : callable
-        Gives the name there of a weight of ours.
+        Returns WeSpeaker's name of a weight of ours.
     """
 
     kind: str
-    like: str
-    weight: str
+    example: str
+    marker: str
     stages: tuple[str, ...]
     width_axis: int
     rename: Callable[[str], str]
 
     def rows(self) -> list[Architecture]:
         """List the encoders of this kind."""
-        kind = architecture(self.like).kind
+        kind = architecture(self.example).kind
         return [row for row in ENCODERS.values() if row.kind == kind]
 
 
@@ -217,7 +216,8 @@ def _rename_gemini(name: str) -> str:
 
 _RESNET_STAGES = ("layer1.", "layer2.", "layer3.", "layer4.")
 _GEMINI_STAGES = ("stages.0.", "stages.1.", "stages.2.", "stages.3.")
-#: The last one is named in errors where no layout fits.
+#: In order of recognition: a bottleneck ResNet has the last marker too. Errors name the
+#: last kind if no marker is there.
 _LAYOUTS = (
     _Layout(
         "Gemini-DF-ResNet", "gemini_df_resnet60", "downsample_layers.0.0.weight",
@@ -231,7 +231,7 @@ _LAYOUTS = (
 
 
 def _layout_of(name: str) -> _Layout:
-    """Give the layout of an encoder's weights."""
+    """Return WeSpeaker's layout of an encoder."""
     row = architecture(name)
     for layout in _LAYOUTS:
         if row in layout.rows():

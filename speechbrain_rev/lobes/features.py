@@ -1,4 +1,4 @@
-"""Filterbanks of training batches, and Kaldi's for whoever makes features."""
+"""Filterbanks of training batches, by Kaldi's definition or SpeechBrain's."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from speechbrain_rev.audio.packed import FULL_SCALE
 from speechbrain_rev.filterbanks import FILTERBANKS, HOP_MS, WINDOW_MS
 from speechbrain_rev.reversible.replay import autocast_off
 
-# Standard deviation of the noise in training, a step of 16 bits: WeSpeaker's.
+# WeSpeaker's standard deviation of the noise in training: one step of 16-bit samples.
 _DITHER = 1.0
-# More utterances at once leave a CPU's cache: 128 took three times as long.
-_AT_ONCE = 16
+# 16 utterances at a time stay in a CPU's cache: 128 took three times as long.
+_UTTERANCES_AT_ONCE = 16
 
 
 class KaldiFilterbanks(nn.Module):
     """Kaldi's filterbanks, with the arguments of SpeechBrain's Fbank.
 
-    Log energies of Hamming windows, as WeSpeaker takes them; an utterance has those
-    frames only that lie within it. They are computed in float32, under autocast too.
+    Log energies of Hamming windows, as in WeSpeaker. All windows lie within the utterance.
+    They are computed in float32, under autocast too.
 
     Parameters
     ----------
@@ -31,8 +31,8 @@ class KaldiFilterbanks(nn.Module):
     win_length, hop_length : float
         Milliseconds of a window, and from one to the next.
     dither : float
-        Standard deviation of the noise that training adds to each window, drawn from
-        torch's global generator, on the scale of 16-bit samples. In eval there is none.
+        Standard deviation of the noise in training, on the scale of 16-bit samples. Each
+        window has its own, drawn from torch's global generator. Evaluation adds none.
 
     Examples
     --------
@@ -60,12 +60,12 @@ class KaldiFilterbanks(nn.Module):
         Parameters
         ----------
         waveforms : torch.Tensor, [batch, samples]
-            From -1 to 1, at least a window.
+            Samples from -1 to 1; at least one window.
 
         Returns
         -------
         torch.Tensor, [batch, time, n_mels]
-            Filterbanks, natural logarithms.
+            Natural logarithms of the energies.
         """
 
         def compute(waveform: Tensor) -> Tensor:
@@ -81,7 +81,9 @@ class KaldiFilterbanks(nn.Module):
             )
             return features
 
-        batched = torch.vmap(compute, randomness="different", chunk_size=_AT_ONCE)
+        batched = torch.vmap(
+            compute, randomness="different", chunk_size=_UTTERANCES_AT_ONCE
+        )
         with autocast_off(waveforms.device):
             return batched(waveforms)
 
@@ -92,7 +94,7 @@ def build_features(kind: str, *, sample_rate: int, n_mels: int) -> nn.Module:
     Parameters
     ----------
     kind : str
-        A row of ``speechbrain_rev.filterbanks.FILTERBANKS``.
+        A key of ``speechbrain_rev.filterbanks.FILTERBANKS``.
     sample_rate : int
         Hertz.
     n_mels : int
@@ -101,7 +103,7 @@ def build_features(kind: str, *, sample_rate: int, n_mels: int) -> nn.Module:
     Returns
     -------
     nn.Module
-        Maps [batch, samples] to [batch, time, n_mels]. Kaldi's dithers in training.
+        Maps [batch, samples] to [batch, time, n_mels]. Kaldi's add dither in training.
 
     Examples
     --------

@@ -63,8 +63,9 @@ from speechbrain_rev.training.steps import ACCUMULATION
 ENCODER, RANDOM_STATE = "embedding_model", "random_state"
 
 _PACKAGES = ("speechbrain_rev", "speechbrain", "torch", "torchaudio")
-# Settings of which a run's weights and features are; the data has its own refusals.
-_SHAPES = (
+# Settings that a run's weights and features depend on; those of the data are refused
+# elsewhere.
+_NETWORK_SETTINGS = (
     "arch", "widths", "blocks", "n_mels", "embedding_dim", "features", "sample_rate",
     "pooling", "pooling_variance", "speeds", "pretrained",
 )  # fmt: skip
@@ -308,8 +309,8 @@ def refuse_other_network(settings: Mapping[str, Any]) -> None:
     folder = Path(settings["output_folder"])
     if not has_run(settings):
         return
-    recorded = _select_shapes(_read_settings(settings))
-    shapes = _select_shapes(settings)
+    recorded = _select_network(_read_settings(settings))
+    shapes = _select_network(settings)
     changes = [
         f"{name}: was {value}, is {shapes[name]}"
         for name, value in recorded.items()
@@ -382,9 +383,9 @@ def finish(settings: Mapping[str, Any], record: TrainingRecord) -> str:
         ckpt_predicate=is_end_of_epoch,
     )
     count = settings["average_checkpoints"]
-    trained = record.epochs - settings["freeze_epochs"]
+    trained_epochs = record.epochs - settings["freeze_epochs"]
     average, epochs = average_of_last_epochs(
-        checkpointer, ENCODER, min(count, max(1, trained))
+        checkpointer, ENCODER, min(count, max(1, trained_epochs))
     )
     # Weights that a killed process leaves have no checksum and are not recorded.
     replace(record, weights=None).write(folder)
@@ -475,9 +476,9 @@ def _make_empty(folder: Path) -> None:
     folder.mkdir()
 
 
-def _select_shapes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the settings that shapes of weights depend on, published values for null."""
-    chosen = {name: settings[name] for name in _SHAPES if name in settings}
+def _select_network(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the settings of weights and features, with published values for null."""
+    chosen = {name: settings[name] for name in _NETWORK_SETTINGS if name in settings}
     if "loss" in settings:
         chosen["head"] = head_of(settings["loss"]).name
     for name in ("widths", "blocks"):
