@@ -88,12 +88,12 @@ class EncoderGeometry:
     @property
     def level_strides(self) -> tuple[int, ...]:
         """Frames of the input that one frame of each level stands for."""
-        return _products(time for _, time in self.level_steps)
+        return _multiply_steps(time for _, time in self.level_steps)
 
     @property
     def level_bands(self) -> tuple[int, ...]:
         """Mel bands of the input that one frequency of each level stands for."""
-        return _products(frequency for frequency, _ in self.level_steps)
+        return _multiply_steps(frequency for frequency, _ in self.level_steps)
 
     @property
     def levels(self) -> int:
@@ -141,7 +141,7 @@ class EncoderGeometry:
         return multiple * ((frames - 1) // multiple + 1) - frames
 
 
-def _products(steps: Iterable[int]) -> tuple[int, ...]:
+def _multiply_steps(steps: Iterable[int]) -> tuple[int, ...]:
     """Multiply the steps up to each level, from 1 at the first."""
     return tuple(itertools.accumulate(steps, operator.mul, initial=1))
 

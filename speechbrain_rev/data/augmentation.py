@@ -79,7 +79,7 @@ def at_speed(wavs: torch.Tensor, speed: float) -> torch.Tensor:
     wavs : torch.Tensor, [batch, samples]
         Speech.
     speed : float
-        Above 1 it is faster.
+        Factor of the speed; above 1 is faster.
 
     Returns
     -------

@@ -395,7 +395,7 @@ class _ManifestParser:
         begins: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> NDArray[np.int32]:
-        """Number each row's speaker, with one look-up for rows of one speaker in turn."""
+        """Map each row's speaker to its number, once for each group of equal rows."""
         names = _stack_fields(block, begins, lengths, 0)
         is_other = (names[1:] != names[:-1]).any(1) | (lengths[1:] != lengths[:-1])
         first = np.concatenate([[0], np.flatnonzero(is_other) + 1])

@@ -18,8 +18,8 @@ from tests.recipes.runs import recipe
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/fine_tuning.md"
-#: What makes it quick: a few steps of short segments.
-SMALL = {
+#: Options by which the page runs in seconds: a few steps of short segments.
+QUICK = {
     "train.py": (
         "--batch_size=4 --chunk_samples=4880 --sentence_len=0.34 --valid_speakers=2 "
         "--num_workers=0 --steps_per_epoch=2 --device=cpu"
@@ -32,21 +32,21 @@ SMALL = {
 
 
 def commands():
-    """The page's commands, each in one line."""
+    """The page's commands, each as a list of arguments."""
     blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [shlex.split(line) for line in lines]
 
 
 @pytest.fixture
-def there(tmp_path, monkeypatch):
-    """The corpus and the weights that the page names."""
+def page_folder(tmp_path, monkeypatch):
+    """The working folder, with the corpus and the weights that the page names."""
     write_corpus(tmp_path / "corpus", sessions=1, utterances=3)
     for number, speaker in enumerate(sorted((tmp_path / "corpus/wav").iterdir())):
         folder = tmp_path / "my_corpus" / ("ann" if number == 0 else speaker.name)
         folder.mkdir(parents=True)
-        for place, path in enumerate(sorted(speaker.rglob("*.wav")), start=1):
-            path.rename(folder / f"{place}.wav")
+        for index, path in enumerate(sorted(speaker.rglob("*.wav")), start=1):
+            path.rename(folder / f"{index}.wav")
     settings = {"name": "resnet34", "widths": (4, 8, 8, 8), "blocks": (1, 1, 1, 1)}
     encoder = build_encoder(**settings)
     (tmp_path / "voxceleb_resnet34").mkdir()
@@ -57,26 +57,26 @@ def there(tmp_path, monkeypatch):
 
 
 def test_the_commands_of_the_page_lead_to_a_model_that_verifies(
-    there, monkeypatch, capsys
+    page_folder, monkeypatch, capsys
 ):
     for command in commands():
         name = command[1] if command[0] == "speechbrain-rev" else Path(command[1]).name
-        given = [
+        arguments = [
             str(ROOT / word) if word.startswith("hparams/") else word
             for word in command[2:]
         ]
-        given += SMALL.get(name, "").split()
+        arguments += QUICK.get(name, "").split()
         for word in command[2:]:
-            given += SMALL.get(Path(word).name, "").split()
+            arguments += QUICK.get(Path(word).name, "").split()
         if command[0] == "speechbrain-rev":
-            assert cli.main([name, *given]) == 0
+            assert cli.main([name, *arguments]) == 0
         elif name == "train.py":
             with in_process() as train:
-                train.main(given)
+                train.main(arguments)
         else:
             assert command[0] == "python"
-            monkeypatch.setattr(sys, "argv", [name, *given])
-            recipe(name.removesuffix(".py")).main(given)
+            monkeypatch.setattr(sys, "argv", [name, *arguments])
+            recipe(name.removesuffix(".py")).main(arguments)
         printed = capsys.readouterr().out
         if "fine_tune.yaml" in " ".join(command):
             assert "Head: new, since it has no list of training speakers" in printed

@@ -1,4 +1,4 @@
-"""Runs that start from weights that exist: their head, their frozen epochs, refusals."""
+"""Runs that start from a pretrained model: head, frozen epochs, refusals."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ from tests.recipes.runs import (
 )
 
 SPEAKERS, SPEEDS = 6, 3
-#: What follows from the source is not given.
+#: Settings that follow from the source: no command line gives them.
 MODEL = ("arch", "widths", "blocks", "n_mels", "embedding_dim")
 REST = {name: value for name, value in (TINY | SHORT).items() if name not in MODEL}
 ADAPT = {**REST, "number_of_epochs": 3, "steps_per_epoch": 2, "chunk": "null"}
@@ -52,8 +52,8 @@ def others(tmp_path_factory):
     """Speech of five other speakers."""
     folder = tmp_path_factory.mktemp("others")
     write_corpus(folder / "corpus", speakers=5, seed=7)
-    for one in sorted((folder / "corpus/wav").iterdir()):
-        one.rename(one.with_name(one.name.replace("id", "new")))
+    for speaker in sorted((folder / "corpus/wav").iterdir()):
+        speaker.rename(speaker.with_name(speaker.name.replace("id", "new")))
     return folder / "corpus"
 
 
@@ -68,7 +68,7 @@ def adapt(data, output, source, file="train.yaml", **changed):
 
 
 def start_of(train, monkeypatch, argv):
-    """The weights with which a run begins, and what it prints."""
+    """The weights with which a run begins."""
     start = {}
 
     def remember(self, *arguments, **keywords):
