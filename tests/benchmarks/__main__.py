@@ -26,6 +26,7 @@ BY_NAME = (
     "rounding",
     "users",
     "reading",
+    "adaptation",
     "embedding",
     "inference",
     "deepest",
