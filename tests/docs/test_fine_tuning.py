@@ -57,8 +57,9 @@ def there(tmp_path, monkeypatch):
 
 
 def test_the_commands_of_the_page_lead_to_a_model_that_verifies(
-    there, monkeypatch, capsys
+    there, monkeypatch, caplog
 ):
+    caplog.set_level("INFO", logger="train")
     for command in commands():
         name = command[1] if command[0] == "speechbrain-rev" else Path(command[1]).name
         given = [
@@ -77,7 +78,8 @@ def test_the_commands_of_the_page_lead_to_a_model_that_verifies(
             assert command[0] == "python"
             monkeypatch.setattr(sys, "argv", [name, *given])
             recipe(name.removesuffix(".py")).main(given)
-        printed = capsys.readouterr().out
+        printed = caplog.text
+        caplog.clear()
         if "fine_tune.yaml" in " ".join(command):
             assert "Head: new, since it has no list of training speakers" in printed
         if "large_margin.yaml" in " ".join(command):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import sys
 import types
 
@@ -22,6 +23,7 @@ from speechbrain_rev.lobes import build_encoder, inference_form
 from speechbrain_rev.sizes import GIB
 from tests.benchmarks import (
     __main__,
+    adaptation,
     budgets,
     capped,
     classes,
@@ -390,6 +392,18 @@ def test_host_times_are_of_the_usual_chunks(monkeypatch):
     encoder = taken[0][kind].args[0]
     assert encoder.n_mels < 80
     assert encoder.channels == build_encoder("revnet57").channels
+
+
+@pytest.mark.slow(drawn=False)
+@pytest.mark.skipif(
+    adaptation.FOLDER not in os.environ, reason=f"{adaptation.FOLDER} is not set"
+)
+def test_every_way_to_adapt_takes_as_many_steps_as_training_anew():
+    short = adaptation.Setting(seeds=(1,), epochs=7, steps=1, adapted_epochs=3)
+    rows = adaptation.run(CPU, short).rows
+    assert [row["way"] for row in rows] == list(adaptation.WAYS)
+    assert {row["steps"] for row in rows} == {24}
+    assert rows[0]["times its EER"] == 1.0
 
 
 @pytest.mark.slow
