@@ -27,6 +27,7 @@ BY_NAME = (
     "users",
     "reading",
     "adaptation",
+    "waits",
     "embedding",
     "inference",
     "deepest",

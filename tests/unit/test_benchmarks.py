@@ -56,6 +56,7 @@ from tests.benchmarks import (
     speech,
     steps,
     users,
+    waits,
 )
 from tests.benchmarks.angles import angle_degrees
 from tests.benchmarks.counts import training_step_peak
@@ -426,6 +427,19 @@ SMALL = {
         ("df_revnet89", graphs.BASELINE),
     ),
     reading: ([READING], ("SpeechBrain, FLAC",)),
+    waits: (
+        [
+            waits.Setting(
+                ("revnet197",),
+                ("float32",),
+                2,
+                40,
+                2,
+                {"widths": (8, 16, 16, 24), "blocks": (1, 1, 1, 1)},
+            )
+        ],
+        (waits.PLAIN.name,),
+    ),
     manifests: (
         [manifests.Setting(rows=3000, few=100, workers=2, batch=4, batches=10)],
         ("SpeechBrain",),
