@@ -438,7 +438,7 @@ SMALL = {
                 {"widths": (8, 16, 16, 24), "blocks": (1, 1, 1, 1)},
             )
         ],
-        (waits.PLAIN.name,),
+        ("revnet197", waits.PLAIN.name),
     ),
     manifests: (
         [manifests.Setting(rows=3000, few=100, workers=2, batch=4, batches=10)],
