@@ -36,6 +36,7 @@ from speechbrain_rev import torchaudio_pair  # noqa: F401, before SpeechBrain
 
 # isort: split
 
+import logging
 import warnings
 from pathlib import Path
 
@@ -99,6 +100,7 @@ from speechbrain_rev.training.start_from import (
     start_from,
 )
 
+logger = logging.getLogger("train")
 DRY_RUN = ("--dry_run", "--dry-run")
 
 
@@ -289,7 +291,7 @@ def train(text, settings, run_opts, files, dry_run, model):
     if model is not None:
         if new_head_reason and hparams["head_init"] == "means":
             means = DirectionMeans(brain)
-        run_on_main(print, args=[head_in_words(model, new_head_reason, means)])
+        run_on_main(logger.info, args=[head_in_words(model, new_head_reason, means)])
     if dry_run:
         dry_run(brain, train_set, means)
         return

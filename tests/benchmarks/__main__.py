@@ -26,6 +26,8 @@ BY_NAME = (
     "rounding",
     "users",
     "reading",
+    "adaptation",
+    "waits",
     "embedding",
     "inference",
     "deepest",

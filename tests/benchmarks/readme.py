@@ -123,6 +123,7 @@ CAPTIONS = {
     "activation_memory_budget: of torch.compile, whose live tensors cannot be counted.",
     "reading": "On one core. Times as fast: as the input path in the column before.",
     "manifests": "MB: resident memory, beyond that of a manifest of 10,000 rows.",
+    "adaptation": "EER: on trials of speakers of neither. Times: over training anew.",
     "embedding": "The script: SpeechBrain's, with batches of 8.",
     "scoring_at_scale": "Seconds, of all scores with AS-Norm and then of each error rate. Intervals: "
     "by bootstrap.",
@@ -180,6 +181,15 @@ COLUMNS = {
         "ms per utterance": "{ms per utterance:.3f}",
         "beside": "{baseline}",
         "times as fast": "{times the baseline:.2f}",
+    },
+    "adaptation": {
+        "way": "{way}",
+        "seed": "{seed}",
+        "steps": "{steps}",
+        "EER of the source, %": "{EER of the source, %:.2f}",
+        "EER after an epoch, %": "{EER after an epoch, %:.2f}",
+        "EER at the end, %": "{EER at the end, %:.2f}",
+        "times its EER": "{times its EER:.2f}",
     },
     "manifests": {
         "manifest": "{manifest}",
@@ -740,7 +750,13 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"few_models": few_models},
     RECIPE: {
         name: partial(columns_of, name)
-        for name in ("reading", "manifests", "embedding", "scoring_at_scale")
+        for name in (
+            "adaptation",
+            "reading",
+            "manifests",
+            "embedding",
+            "scoring_at_scale",
+        )
     },
     DOCS / "optimizers.md": {
         "optimizer_states": optimizer_states,

@@ -57,8 +57,9 @@ def page_folder(tmp_path, monkeypatch):
 
 
 def test_the_commands_of_the_page_lead_to_a_model_that_verifies(
-    page_folder, monkeypatch, capsys
+    page_folder, monkeypatch, caplog
 ):
+    caplog.set_level("INFO", logger="train")
     for command in commands():
         name = command[1] if command[0] == "speechbrain-rev" else Path(command[1]).name
         arguments = [
@@ -77,11 +78,12 @@ def test_the_commands_of_the_page_lead_to_a_model_that_verifies(
             assert command[0] == "python"
             monkeypatch.setattr(sys, "argv", [name, *arguments])
             recipe(name.removesuffix(".py")).main(arguments)
-        printed = capsys.readouterr().out
+        log = caplog.text
+        caplog.clear()
         if "fine_tune.yaml" in " ".join(command):
-            assert "Head: new, since it has no list of training speakers" in printed
+            assert "Head: new, since it has no list of training speakers" in log
         if "large_margin.yaml" in " ".join(command):
-            assert "Head: kept" in printed
+            assert "Head: kept" in log
     embedder = SpeakerEmbedder.from_hparams("my_model", device="cpu")
     verified = embedder.verify(
         "my_corpus/ann/1.wav", "my_corpus/ann/2.wav", threshold="valid_trials"

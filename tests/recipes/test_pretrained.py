@@ -32,6 +32,12 @@ ADAPT = {**REST, "number_of_epochs": 3, "steps_per_epoch": 2, "chunk": "null"}
 ADAPT["ckpt_interval_steps"] = 1
 
 
+@pytest.fixture(autouse=True)
+def logged(caplog):
+    """As SpeechBrain sets it up for an experiment."""
+    caplog.set_level("INFO", logger="train")
+
+
 @pytest.fixture(scope="module")
 def source(train, data, tmp_path_factory):
     """A finished run of all six speakers at three speeds."""
@@ -88,7 +94,7 @@ def head_of_run(folder):
 
 
 def test_the_head_of_the_same_speakers_is_kept(
-    train, data, source, exported, tmp_path, monkeypatch, capsys
+    train, data, source, exported, tmp_path, monkeypatch, caplog
 ):
     directions = head_of_run(source)
     for given, speeds, kept in (
@@ -99,7 +105,8 @@ def test_the_head_of_the_same_speakers_is_kept(
         argv = adapt(data, tmp_path / "run", given, speeds=speeds, head="keep")
         start = start_of(train, monkeypatch, argv)
         assert torch.equal(start["classifier.weight"], kept)
-        assert "Head: kept" in capsys.readouterr().out
+        assert "Head: kept" in caplog.text
+        caplog.clear()
         for name, value in weights(source).items():
             if name in start:
                 assert torch.equal(start[f"embedding_model.{name}"], value), name
@@ -122,15 +129,15 @@ def test_the_head_of_the_same_speakers_is_kept(
     ],
 )
 def test_a_head_that_does_not_fit_is_new_and_is_not_kept(
-    train, data, source, tmp_path, monkeypatch, capsys, changed, why
+    train, data, source, tmp_path, monkeypatch, caplog, changed, why
 ):
     if changed.get("pretrained") == "file":
         changed = {"pretrained": source / "embedding_model.ckpt"}
     given = {"pretrained": source, **changed}
     argv = adapt(data, tmp_path / "run", **{"source": given.pop("pretrained"), **given})
     start_of(train, monkeypatch, argv)
-    printed = capsys.readouterr().out
-    assert re.search(f"Head: new, since {why}; each direction is a mean", printed)
+    words = f"Head: new, since {why}; each direction is a mean"
+    assert re.search(words, caplog.text)
     if "head" not in changed:
         with pytest.raises(ValueError, match=f"does not fit: {why}.* Give head: new"):
             train.main([*argv, "--head=keep"])
@@ -299,27 +306,36 @@ def test_an_adapted_model_is_exported_and_verifies(adapted, tmp_path, others):
     assert score == pytest.approx(embedded.score, abs=1e-6)
 
 
-def test_converted_weights_are_adapted(train, others, tmp_path, monkeypatch):
-    settings = {"name": "resnet34", "widths": (4, 8, 8, 8), "blocks": (1, 1, 1, 1)}
+@pytest.mark.parametrize("name", ["resnet34", "gemini_df_resnet60"])
+def test_converted_weights_are_adapted_and_exported(
+    train, others, tmp_path, monkeypatch, name
+):
+    settings = {"name": name, "widths": (4, 8, 8, 8), "blocks": (1, 1, 1, 1)}
     encoder = build_encoder(**settings)
     torch.save(to_wespeaker(settings, encoder.state_dict()), tmp_path / "avg_model.pt")
     convert_from_wespeaker(tmp_path / "avg_model.pt", tmp_path / "model")
     argv = adapt(others, tmp_path / "run", tmp_path / "model")
     start = start_of(train, monkeypatch, argv)
-    for name, value in encoder.state_dict().items():
-        if isinstance(value, torch.Tensor) and f"embedding_model.{name}" in start:
-            ours = start[f"embedding_model.{name}"]
-            if ours.is_floating_point():
-                assert torch.equal(ours, value), name
+    for tensor, value in encoder.named_parameters():
+        assert torch.equal(start[f"embedding_model.{tensor}"], value), tensor
     settings = plain_settings((tmp_path / "run/hyperparams.yaml").read_text())
     assert (settings["features"], settings["pooling_variance"]) == ("kaldi", "unbiased")
+    train.main(argv)
+    export_run(tmp_path / "run", tmp_path / "exported")
+    path = next(others.rglob("*.wav"))
+    embedded = [
+        SpeakerEmbedder.from_hparams(tmp_path / folder, device="cpu").embed([path])
+        for folder in ("run", "exported", "model")
+    ]
+    torch.testing.assert_close(embedded[0], embedded[1])
+    assert (embedded[0] != embedded[2]).any()
 
 
 @pytest.mark.parametrize(
     ("file", "held_out"), [("fine_tune.yaml", 2), ("large_margin.yaml", 0)]
 )
 def test_the_files_of_an_adaptation_need_the_source_alone(
-    train, data, source, tmp_path, monkeypatch, capsys, file, held_out
+    train, data, source, tmp_path, monkeypatch, caplog, file, held_out
 ):
     monkeypatch.chdir(tmp_path)
     options = [f"--data_folder={data}", f"--pretrained={source}", "--batch_size=4"]
@@ -332,6 +348,6 @@ def test_the_files_of_an_adaptation_need_the_source_alone(
     start_of(train, monkeypatch, [str(HPARAMS / file), *options])
     # With speakers held out others than those of the source are trained on.
     head = "kept" if file == "large_margin.yaml" else "new"
-    assert f"Head: {head}" in capsys.readouterr().out
+    assert f"Head: {head}" in caplog.text
     (settings,) = tmp_path.glob("results/*/1986/hyperparams.yaml")
     assert plain_settings(settings.read_text())["arch"] == "revnet57"

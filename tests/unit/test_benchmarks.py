@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import sys
 import types
 
@@ -22,6 +23,7 @@ from speechbrain_rev.lobes import build_encoder, inference_form
 from speechbrain_rev.sizes import GIB
 from tests.benchmarks import (
     __main__,
+    adaptation,
     budgets,
     capped,
     classes,
@@ -54,6 +56,7 @@ from tests.benchmarks import (
     speech,
     steps,
     users,
+    waits,
 )
 from tests.benchmarks.angles import angle_degrees
 from tests.benchmarks.counts import training_step_peak
@@ -392,6 +395,18 @@ def test_host_times_are_of_the_usual_chunks(monkeypatch):
     assert encoder.channels == build_encoder("revnet57").channels
 
 
+@pytest.mark.slow(drawn=False)
+@pytest.mark.skipif(
+    adaptation.FOLDER not in os.environ, reason=f"{adaptation.FOLDER} is not set"
+)
+def test_every_way_to_adapt_takes_as_many_steps_as_training_anew():
+    short = adaptation.Setting(seeds=(1,), epochs=7, steps=1, adapted_epochs=3)
+    rows = adaptation.run(CPU, short).rows
+    assert [row["way"] for row in rows] == list(adaptation.WAYS)
+    assert {row["steps"] for row in rows} == {24}
+    assert rows[0]["times its EER"] == 1.0
+
+
 @pytest.mark.slow
 def test_kernels_of_normalisation_are_timed_beside_plain_operations(monkeypatch):
     with_kernels(monkeypatch, normalisation.norm.normalise_backward)
@@ -412,6 +427,19 @@ SMALL = {
         ("df_revnet89", graphs.BASELINE),
     ),
     reading: ([READING], ("SpeechBrain, FLAC",)),
+    waits: (
+        [
+            waits.Setting(
+                ("revnet197",),
+                ("float32",),
+                2,
+                40,
+                2,
+                {"widths": (8, 16, 16, 24), "blocks": (1, 1, 1, 1)},
+            )
+        ],
+        ("revnet197", waits.PLAIN.name),
+    ),
     manifests: (
         [manifests.Setting(rows=3000, few=100, workers=2, batch=4, batches=10)],
         ("SpeechBrain",),
