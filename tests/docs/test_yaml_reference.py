@@ -43,7 +43,7 @@ def test_every_setting_has_a_source_that_is_named():
 
 def test_settings_with_a_range_of_numbers_have_a_unit():
     # Numbers that have none: a seed, a channel, factors, rates and decays.
-    without = {"seed", "scale", "lr", "final_lr", "weight_decay"}
+    without = {"seed", "scale", "lr", "final_lr", "encoder_lr", "weight_decay"}
     without |= {"max_grad_norm", "channel"}
     for name, knob in KNOBS.items():
         if "int" in knob.kind or "float" in knob.kind:

@@ -133,6 +133,7 @@ UNIT_OF = {
     "optimizer_block": "values",
     "batch_size": "utterances",
     "number_of_epochs": "epochs",
+    "freeze_epochs": "epochs",
     "warmup_epochs": "epochs",
     "steps_per_epoch": "steps",
     "average_checkpoints": "checkpoints",
