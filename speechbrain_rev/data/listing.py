@@ -54,8 +54,8 @@ Item = TypeVar("Item")
 _CHECKS = "bad_files", "check_audio", "outside_files"
 # Utterances of each held-out speaker: a validation after each epoch must stay short.
 VALID_UTTERANCES = 10
-#: No encoder embeds shorter utterances, which are held out and in no trial: 9 frames of
-#: Kaldi's have 0.105 s.
+#: Shorter utterances are in no validation trial: encoders need up to 9 frames, 0.105 s
+#: with Kaldi's windows.
 VALIDATED_SECONDS = 0.11
 IMPOSTORS_PER_TARGET = 4
 # Utterances that show how a corpus was understood.

@@ -41,8 +41,8 @@ class SpeakerSchedule:
     lr, final_lr : float
         Learning rates after the warm-up and at the end, for a batch of 64.
     encoder_lr : float or None
-        What ``lr`` is for the first of several groups of parameters, the encoder's: its
-        rate is the same part of the others' at every step. None: as the others.
+        Learning rate of the first parameter group, the encoder's. At every step its rate
+        is ``encoder_lr`` / ``lr`` of the others'. None: the same rate.
     number_of_epochs : int
         Length of the training.
     warmup_epochs : float
@@ -114,7 +114,7 @@ class SpeakerSchedule:
             )
         self.lr = lr
         self.final_lr = final_lr
-        self.encoder_part = 1.0 if encoder_lr is None else encoder_lr / lr
+        self.encoder_ratio = 1.0 if encoder_lr is None else encoder_lr / lr
         self.number_of_epochs = number_of_epochs
         self.warmup_epochs = warmup_epochs
         self.steps_per_epoch = steps_per_epoch
@@ -178,8 +178,8 @@ class SpeakerSchedule:
             f"Learning rate: {up if self.warmup_epochs else f'from {scale * self.lr:.3g}'} "
             f"down to {scale * self.final_lr:.3g} at the end of epoch {last}."
         )
-        if self.encoder_part != 1:
-            rate += f" The encoder's is {self.encoder_part:.3g} times that."
+        if self.encoder_ratio != 1:
+            rate += f" The encoder's is {self.encoder_ratio:.3g} times that."
         if self.loss is None:
             return rate
         start, end = self.margin_start_epoch, self.margin_end_epoch
@@ -220,7 +220,7 @@ class SpeakerSchedule:
         for group in optimizer.param_groups:
             group["lr"] = lr
         if len(optimizer.param_groups) > 1:
-            optimizer.param_groups[0]["lr"] = lr * self.encoder_part
+            optimizer.param_groups[0]["lr"] = lr * self.encoder_ratio
         self.step += 1
         self._apply_margin()
 
