@@ -93,6 +93,7 @@ from speechbrain_rev.training.run_folder import (
 )
 from speechbrain_rev.training.start_from import (
     MODEL_SETTINGS,
+    START_SETTINGS,
     DirectionMeans,
     check_start,
     head_in_words,
@@ -192,6 +193,11 @@ def compose_run(argv):
         return {} if record is None else record.settings
 
     def model_of(values):
+        if lacking := [name for name in START_SETTINGS if name not in values]:
+            raise ValueError(
+                f"{argv[0]} lacks {', '.join(lacking)}: it was written before there were "
+                "these settings. Give the file in hparams/ that it comes from, or add them."
+            )
         if values["pretrained"] is None:
             return {}
         if recorded := recorded_of(values):

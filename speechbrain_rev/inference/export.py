@@ -54,7 +54,7 @@ from speechbrain_rev.inference.trained import (
     saved_bytes,
     write_weights,
 )
-from speechbrain_rev.inference.untrusted import own_file, read_tensors
+from speechbrain_rev.inference.untrusted import own_file, read_tensors, some_names
 from speechbrain_rev.inference.verification import (
     COHORT,
     EMBEDDINGS,
@@ -716,9 +716,9 @@ def read_head(
         and tuple(weight.shape) == head.weight_shape(len(weight), dim)
     ]
     if weight is None or not heads:
-        shapes = {key: list(tensor.shape) for key, tensor in tensors.items()}
+        held = some_names(f"{name} {list(x.shape)}" for name, x in tensors.items())
         raise ValueError(
-            f"{path} holds {shapes or 'nothing'}, and a model of this package has a "
+            f"{path} holds {held}, and a model of this package has a "
             f"classifier of cosines of embeddings of {dim} values, which is one weight "
             f"[classes, {dim}]. SpeakerEmbedder.from_run loads the folder as it is."
         )

@@ -37,6 +37,8 @@ logger = logging.getLogger("train")
 
 #: At most so many utterances of a speaker are embedded for the directions of a new head.
 UTTERANCES_PER_SPEAKER = 12
+#: Settings of a start from a pretrained model.
+START_SETTINGS = "pretrained", "head", "head_init", "freeze_epochs", "encoder_lr"
 #: Settings that follow from the pretrained weights.
 MODEL_SETTINGS = (
     "arch", "widths", "blocks", "n_mels", "embedding_dim", "pooling",
@@ -293,7 +295,9 @@ def _head_mismatch(model: PretrainedModel, hparams: Mapping[str, Any]) -> str:
     speakers = read_labels(Path(hparams["save_folder"], LABELS))
     if speakers != head.speakers:
         same = speakers.keys() == head.speakers.keys()
-        return "it numbers the speakers otherwise" if same else "it has other speakers"
+        return (
+            "it has the speakers in another order" if same else "it has other speakers"
+        )
     return ""
 
 

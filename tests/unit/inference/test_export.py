@@ -376,7 +376,7 @@ HIGH = replace(RESULTS, "4.5", '"high"')
         (damaged_classifier, r"classifier\.ckpt is damaged"),
         (
             other_classifier,
-            r"holds {'weight': \[9, 8\]}, and a model of this package has a classifier",
+            r"holds weight \[9, 8\], and a model of this package has a classifier",
         ),
         (replace(f"save/{LABELS}", "=> 1", "=> 7"), r"line 2: .* next speaker, 1"),
         (changed_since(LABELS), r"label_encoder\.txt is not as it was written"),
