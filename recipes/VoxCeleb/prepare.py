@@ -40,6 +40,7 @@ from speechbrain_rev.data.rows import counted
 from speechbrain_rev.files import check_writable
 from speechbrain_rev.hparams import compose, plain_settings
 from speechbrain_rev.training.run_folder import owned
+from speechbrain_rev.training.start_from import Start
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         print(f"{packed}: {counted(count, 'file')}. Give it in the place of {source}.")
     else:
-        settings = plain_settings(compose(argv).text)
+        settings = plain_settings(compose(argv, model_of=Start().model_of).text)
         folder = Path(settings["output_folder"])
         data = DataSettings.of(settings)
         if not folder.exists():

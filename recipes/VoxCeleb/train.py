@@ -63,7 +63,7 @@ from speechbrain_rev.data.preparation import (
 from speechbrain_rev.devices import described
 from speechbrain_rev.files import check_writable
 from speechbrain_rev.hparams import OptimizerWarning, compose, plain_settings
-from speechbrain_rev.inference.runs import HYPERPARAMS, read_record
+from speechbrain_rev.inference.runs import HYPERPARAMS
 from speechbrain_rev.lobes.checkpointer import CHANNELS, KeptArithmetic
 from speechbrain_rev.processes import end_process, process_count
 from speechbrain_rev.scoring import read_trials
@@ -92,12 +92,10 @@ from speechbrain_rev.training.run_folder import (
     write_hyperparams,
 )
 from speechbrain_rev.training.start_from import (
-    MODEL_SETTINGS,
-    START_SETTINGS,
     DirectionMeans,
+    Start,
     check_start,
     head_in_words,
-    read_pretrained,
     start_from,
 )
 
@@ -186,27 +184,10 @@ def compose_run(argv):
         # The first process warns for all.
         warnings.simplefilter("ignore", OptimizerWarning)
     options = list(RunOptions.__dataclass_fields__)
-    models = []
-
-    def recorded_of(values):
-        record = read_record(values["output_folder"])
-        return {} if record is None else record.settings
-
-    def model_of(values):
-        if lacking := [name for name in START_SETTINGS if name not in values]:
-            raise ValueError(
-                f"{argv[0]} lacks {', '.join(lacking)}: it was written before there were "
-                "these settings. Give the file in hparams/ that it comes from, or add them."
-            )
-        if values["pretrained"] is None:
-            return {}
-        if recorded := recorded_of(values):
-            # A resumed run does not read its pretrained model again.
-            return {name: recorded[name] for name in MODEL_SETTINGS}
-        models.append(read_pretrained(values["pretrained"]))
-        return models[0].settings()
-
-    composition = compose(argv, options, model_of=model_of, recorded_of=recorded_of)
+    start = Start()
+    composition = compose(
+        argv, options, model_of=start.model_of, recorded_of=start.recorded_of
+    )
     _, run_opts, left_over = RunOptions.from_command_line_args(
         [composition.file, *composition.run_arguments]
     )
@@ -216,7 +197,7 @@ def compose_run(argv):
             "leave it out."
         )
     settings = plain_settings(composition.text)
-    model = models[0] if models and not has_run(settings) else None
+    model = None if has_run(settings) else start.model
     return composition.text, settings, run_opts, composition.file, model
 
 
@@ -297,7 +278,12 @@ def train(text, settings, run_opts, files, dry_run, model):
     if model is not None:
         if new_head_reason and hparams["head_init"] == "means":
             means = DirectionMeans(brain)
-        run_on_main(logger.info, args=[head_in_words(model, new_head_reason, means)])
+        run_on_main(
+            logger.info,
+            args=[
+                head_in_words(model, new_head_reason, means, hparams["freeze_epochs"])
+            ],
+        )
     if dry_run:
         dry_run(brain, train_set, means)
         return

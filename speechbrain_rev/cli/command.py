@@ -225,6 +225,11 @@ def _resolve(parsed: argparse.Namespace) -> None:
             for name in ("memory_budget", "plan_file")
             if settings.get(name) is not None
         ]
+    if settings.get("pretrained") is not None:
+        warned.append(
+            "pretrained is read by recipes/VoxCeleb/train.py only, which takes the encoder's "
+            "settings from it: another script trains the encoder of this file from scratch."
+        )
     for line in warned:
         print(f"speechbrain-rev: warning: {line}", file=sys.stderr)
     print(text, end="")

@@ -158,6 +158,11 @@ RULES = (
         lambda warmup, epochs: warmup < epochs,
         "the warm-up must end before training does. For a short run, give 0.0.",
     ),
+    KnobRule(
+        ("freeze_epochs", "number_of_epochs"),
+        lambda frozen, epochs: frozen < epochs,
+        "the encoder would stay as it is. Give fewer frozen epochs.",
+    ),
     *_OPTIMIZER_RULES,
     KnobRule(
         ("optimizer_backend", "optimizer_block"),

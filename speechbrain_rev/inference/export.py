@@ -374,6 +374,9 @@ def _trained(facts: CardFacts) -> str:
         "device": record.device,
         "versions": ", ".join(f"{n} {v}" for n, v in record.versions.items()),
     }
+    if settings.get("pretrained"):
+        rows["started from"] = PurePath(settings["pretrained"]).name
+        rows |= {name: settings[name] for name in ("freeze_epochs", "encoder_lr")}
     rows |= {name: settings[name] for name in DESCRIBED if name in settings}
     described = {*DESCRIBED, "lr", "device", *vars(used), *record.versions}
     for earlier in record.earlier:

@@ -75,6 +75,10 @@ _URL = re.compile(
 )
 
 
+class UnknownEncoder(ValueError):
+    """Weights that do not say of which encoder they are."""
+
+
 def is_hub_id(source: object) -> bool:
     """Return whether a source is the id of a model on the Hub, and no path.
 
@@ -371,7 +375,8 @@ def read_weights(
             expected = build_encoder(**vars(description)).state_dict()
     # Whoever gives another argument than build_encoder takes reads which.
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        kind = UnknownEncoder if isinstance(error, UnknownEncoder) else ValueError
+        raise kind(f"{path}: {error}") from error
     check_weights(tensors, expected, path)
     state_dict = {name: value.clone() for name, value in tensors.items()}
     fingerprint = fingerprint_of(state_dict, description)
@@ -386,7 +391,7 @@ def _describe_encoder(
     description = EncoderDescription.of_state_dict(tensors)
     if description is None:
         if "name" not in arguments:
-            raise ValueError(
+            raise UnknownEncoder(
                 "these weights do not say of which encoder they are. Give "
                 f"encoder={_NAMED} (--encoder='{_NAMED}'), with what else it was built of."
             )

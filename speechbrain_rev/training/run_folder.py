@@ -67,7 +67,7 @@ _PACKAGES = ("speechbrain_rev", "speechbrain", "torch", "torchaudio")
 # elsewhere.
 _NETWORK_SETTINGS = (
     "arch", "widths", "blocks", "n_mels", "embedding_dim", "features", "sample_rate",
-    "pooling", "pooling_variance", "speeds", "pretrained",
+    "pooling", "pooling_variance", "speeds",
 )  # fmt: skip
 # Settings that are counted of the data: always, and where they are null.
 _COUNTED, _COUNTED_IF_NULL = "out_n_neurons", "steps_per_epoch"

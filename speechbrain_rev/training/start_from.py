@@ -26,17 +26,28 @@ from speechbrain_rev.data.rows import counted
 from speechbrain_rev.heads import HeadRow, head_of
 from speechbrain_rev.inference.export import CLASSIFIER, labels_of, read_head
 from speechbrain_rev.inference.runs import read_record
-from speechbrain_rev.inference.trained import Weights, read_weights, reading
+from speechbrain_rev.inference.trained import (
+    SAFETENSORS,
+    UnknownEncoder,
+    Weights,
+    read_weights,
+    reading,
+)
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.lobes.description import EncoderDescription
 from speechbrain_rev.processes import process_count, process_rank
 from speechbrain_rev.training import progress
 from speechbrain_rev.training.epochs import ValidatedEpochs
+from speechbrain_rev.training.run_folder import has_run
 
 logger = logging.getLogger("train")
 
 #: At most so many utterances of a speaker are embedded for the directions of a new head.
 UTTERANCES_PER_SPEAKER = 12
+_CONVERT = (
+    "Weights of WeSpeaker are converted first: speechbrain-rev convert wespeaker "
+    "avg_model.pt FOLDER."
+)
 #: Settings of a start from a pretrained model.
 START_SETTINGS = "pretrained", "head", "head_init", "freeze_epochs", "encoder_lr"
 #: Settings that follow from the pretrained weights.
@@ -169,8 +180,15 @@ def read_pretrained(source: str) -> PretrainedModel:
                     "Export it from its run, or convert it, which both write that."
                 )
             head, no_head_reason = _read_head(folder, weights)
+    except UnknownEncoder as error:
+        raise ValueError(
+            f"pretrained: {source} has no description. {_CONVERT}"
+        ) from error
     except (ValueError, OSError) as error:
-        raise type(error)(f"pretrained: {error}") from error
+        theirs = [*Path(source).glob("*.pt")] if Path(source).is_dir() else []
+        raise type(error)(
+            f"pretrained: {error}{f' {_CONVERT}' * bool(theirs)}"
+        ) from error
     return PretrainedModel(source, weights, head, no_head_reason)
 
 
@@ -187,7 +205,7 @@ def _read_head(folder: Path, weights: Weights) -> tuple[PretrainedHead | None, s
         speakers = read_labels(labels)
         row, weight = read_head(folder, weights, record)
     except FileNotFoundError:
-        return None, "the head of its last epoch is not there"
+        return None, "its classifier is not there"
     speeds = [1.0]
     if record is not None and not (folder / CLASSIFIER).exists():
         speeds = record.settings["speeds"]
@@ -210,11 +228,22 @@ def check_start(settings: Mapping[str, Any]) -> None:
     Raises
     ------
     ValueError
-        If ``head`` or ``freeze_epochs`` is given without ``pretrained``; if the encoder
-        would be frozen in all epochs; if output_folder is the folder of ``pretrained`` or
-        lies in it.
+        If a setting of a start is missing; if ``head`` or ``freeze_epochs`` is given
+        without ``pretrained``; if output_folder is an exported model, or the folder of
+        ``pretrained`` or in it; if a run that is resumed was started otherwise.
     """
-    source, frozen = settings["pretrained"], settings["freeze_epochs"]
+    if lacking := [name for name in START_SETTINGS if name not in settings]:
+        raise ValueError(
+            f"The file lacks {', '.join(lacking)}: it was written before there were these "
+            "settings. Give the file in hparams/ that it comes from, or add them."
+        )
+    source, output_folder = settings["pretrained"], settings["output_folder"]
+    if Path(output_folder, SAFETENSORS).exists():
+        raise ValueError(
+            f"output_folder {output_folder} is a model that was exported or converted: a run "
+            "would leave two models in it. Give another output_folder."
+        )
+    _refuse_other_start(settings)
     if source is None:
         for name, default in (("head", None), ("freeze_epochs", 0)):
             if settings[name] != default:
@@ -223,18 +252,62 @@ def check_start(settings: Mapping[str, Any]) -> None:
                     "weights to start from. Give pretrained, or leave it out."
                 )
         return
-    if frozen >= settings["number_of_epochs"]:
-        raise ValueError(
-            f"freeze_epochs is {frozen}, and number_of_epochs is "
-            f"{settings['number_of_epochs']}: the encoder would stay as it is. Give fewer "
-            "frozen epochs."
-        )
-    output_folder = settings["output_folder"]
     if Path(output_folder).resolve().is_relative_to(Path(source).resolve()):
         raise ValueError(
             f"output_folder {output_folder} is pretrained {source} or in it: the settings and "
             "checkpoints of that model would be overwritten. Give another output_folder."
         )
+
+
+def _refuse_other_start(settings: Mapping[str, Any]) -> None:
+    """Refuse to resume a run that was started otherwise."""
+    record = read_record(settings["output_folder"])
+    if record is None or not has_run(settings):
+        return
+    unset: dict[str, Any] = {"head_init": settings["head_init"], "freeze_epochs": 0}
+    for name in START_SETTINGS:
+        before = record.settings.get(name, unset.get(name))
+        now = settings[name]
+        if name == "encoder_lr":
+            # With pretrained the encoder has a group of its own in any case.
+            other = settings["pretrained"] is None and (before is None) != (now is None)
+        elif name == "pretrained" and None not in (before, now):
+            other = Path(before).resolve() != Path(now).resolve()
+        else:
+            other = before != now
+        if other:
+            raise ValueError(
+                f"The run in {settings['output_folder']} was started with {name}: {before}, "
+                f"and {name} is {now}: give it as it was, or another output_folder."
+            )
+
+
+class Start:
+    """What a command line starts from, as ``hparams.compose`` asks for it.
+
+    Attributes
+    ----------
+    model : PretrainedModel or None
+        Of a run that begins.
+    """
+
+    def __init__(self) -> None:
+        self.model: PretrainedModel | None = None
+
+    def recorded_of(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give the settings of the run in output_folder, if there is one."""
+        record = read_record(values["output_folder"])
+        return {} if record is None else record.settings
+
+    def model_of(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give the settings that follow from the pretrained model."""
+        if values.get("pretrained") is None:
+            return {}
+        if has_run(values) and (recorded := self.recorded_of(values)):
+            # A resumed run does not read its pretrained model again.
+            return {name: recorded[name] for name in MODEL_SETTINGS if name in recorded}
+        self.model = read_pretrained(values["pretrained"])
+        return self.model.settings()
 
 
 def start_from(model: PretrainedModel, hparams: Mapping[str, Any]) -> str:
@@ -433,7 +506,10 @@ def chosen_utterances(
 
 
 def head_in_words(
-    model: PretrainedModel, new_head_reason: str, means: DirectionMeans | None
+    model: PretrainedModel,
+    new_head_reason: str,
+    means: DirectionMeans | None,
+    freeze_epochs: int,
 ) -> str:
     """Describe the encoder and head that a run begins with.
 
@@ -445,13 +521,17 @@ def head_in_words(
         What ``start_from`` returned.
     means : DirectionMeans or None
         The directions of a new head; None if they are random.
+    freeze_epochs : int
+        Epochs in which the encoder is frozen.
 
     Returns
     -------
     str
-        Two sentences.
+        Two sentences, or three.
     """
     encoder = f"Encoder: the {model.weights.description.name} of {model.source}."
+    if freeze_epochs:
+        encoder += f" It is frozen up to epoch {freeze_epochs}."
     if not new_head_reason:
         return f"{encoder} Head: kept, its speakers and speeds are this run's."
     directions = "random directions"

@@ -245,11 +245,14 @@ def test_an_adaptation_that_was_killed_resumes_to_the_same_weights(
         ({"blocks": [1, 1, 1, 1]}, r"blocks is \[1, 1, 1, 1\], and pretrained .* has"),
         (
             {"freeze_epochs": 3},
-            "number_of_epochs is 3: the encoder would stay as it is",
+            "the encoder would stay as it is",
         ),
         ({"pretrained": "nowhere"}, "pretrained: There is no folder nowhere"),
         ({"pretrained": "empty"}, "pretrained: .*empty has no .* and no checkpoint"),
-        ({"pretrained": "plain.pt"}, "do not say of which encoder"),
+        (
+            {"pretrained": "plain.pt"},
+            r"plain\.pt has no description\. .* convert wespeaker",
+        ),
         (
             {"pretrained": "null", "freeze_epochs": 1},
             "freeze_epochs is 1, and pretrained",
@@ -278,11 +281,47 @@ def test_a_start_that_cannot_work_is_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_is_not_resumed_from_another_source(train, others, adapted, exported):
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--pretrained=other", "was started with pretrained: .*run, and pretrained is"),
+        (
+            "--freeze_epochs=2",
+            "was started with freeze_epochs: 1, and freeze_epochs is 2",
+        ),
+        (
+            "--head=keep",
+            "was started with head: None, and head is keep: give it as it was",
+        ),
+    ],
+)
+def test_a_run_is_not_resumed_with_another_start(train, adapted, option, message):
     _, argv = adapted
-    other = [a for a in argv if not a.startswith("--pretrained")]
-    with pytest.raises(ValueError, match=r"pretrained: was .*run, is .*model"):
-        train.main([*other, f"--pretrained={exported}"])
+    name = option.partition("=")[0]
+    others = [a for a in argv if not a.startswith(f"{name}=")]
+    with pytest.raises(ValueError, match=message):
+        train.main([*others, option])
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
+    adapted, source, tmp_path
+):
+    folder, argv = adapted
+    again = [a.replace(str(folder), str(tmp_path / "run")) for a in argv]
+    again = [a.replace("ckpt_interval_steps=1", "ckpt_interval_steps=0") for a in again]
+    assert run(again, killed_at_step=1).returncode == 9
+    done = run(again)
+    assert not done.returncode, done.stderr
+    assert_same_weights(tmp_path / "run", folder)
+
+
+def test_a_run_is_not_trained_in_the_folder_of_a_model(train, data, exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "model")
+    with pytest.raises(ValueError, match="would leave two models in it"):
+        train.main(arguments(data, folder))
+    assert sorted(p.name for p in folder.iterdir()) == sorted(
+        p.name for p in exported.iterdir()
+    )
 
 
 def test_a_dry_run_counts_the_head_and_both_phases(

@@ -11,6 +11,7 @@ TOGETHER = [
     ({"margin_start_epoch": 50}, "margin_end_epoch is 40 (default of revnet46): the"),
     ({"final_lr": 0.2}, "lr is 0.1 (default of revnet46), final_lr is 0.2 (command"),
     ({"number_of_epochs": 6, "warmup_epochs": 6.0}, "warmup_epochs is 6.0 ("),
+    ({"freeze_epochs": 150}, "the encoder would stay as it is. Give fewer frozen"),
     ({"chunk_samples": 399}, "that is less than one window of 25 ms"),
     ({"speeds": [1.0, 1.2]}, "too short for the fastest speed"),
     ({"speeds": [0.9, 1.1]}, "speeds is [0.9, 1.1] (command line): give different"),

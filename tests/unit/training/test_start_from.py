@@ -27,7 +27,7 @@ def test_a_model_has_the_head_of_its_weights_speakers_and_speeds(tmp_path):
     ("missing", "reason"),
     [
         ("save/label_encoder.txt", "it has no list of training speakers"),
-        ("save/CKPT*", "the head of its last epoch is not there"),
+        ("save/CKPT*", "its classifier is not there"),
         (None, "its head has 9 classes, which are not 3 speakers at 1 speed"),
     ],
 )
