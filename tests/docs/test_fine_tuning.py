@@ -69,6 +69,8 @@ def test_the_commands_of_the_page_lead_to_a_model_that_verifies(
         arguments += QUICK.get(name, "").split()
         for word in command[2:]:
             arguments += QUICK.get(Path(word).name, "").split()
+        # What makes it quick takes the place of what the page gives.
+        given = list({word.partition("=")[0]: word for word in given}.values())
         if command[0] == "speechbrain-rev":
             assert cli.main([name, *arguments]) == 0
         elif name == "train.py":
