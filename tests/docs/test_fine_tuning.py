@@ -70,7 +70,7 @@ def test_the_commands_of_the_page_lead_to_a_model_that_verifies(
         for word in command[2:]:
             arguments += QUICK.get(Path(word).name, "").split()
         # What makes it quick takes the place of what the page gives.
-        given = list({word.partition("=")[0]: word for word in given}.values())
+        arguments = list({a.partition("=")[0]: a for a in arguments}.values())
         if command[0] == "speechbrain-rev":
             assert cli.main([name, *arguments]) == 0
         elif name == "train.py":
