@@ -43,6 +43,7 @@ SETTINGS = {
     "loss": "aam_softmax",
     "speeds": [1.0, 0.9, 1.1],
     "number_of_epochs": 2,
+    "freeze_epochs": 0,
     "average_checkpoints": 1,
     "batch_size": 4,
     "lr": 0.1,

@@ -459,11 +459,13 @@ class DirectionMeans:
         brain.modules.eval()
         for batch, utterances in zip(loader, self._batches, strict=True):
             wavs = batch.wavs.to(brain.device)
-            centers = torch.tensor([rank % self.centers for _, rank in utterances])
+            centers = torch.tensor(
+                [rank % self.centers for _, rank in utterances], dtype=torch.int64
+            )
             by_speed = []
             for speed in hparams.wav_augment.speeds:
                 played = at_speed(wavs, speed)[:, : hparams.chunk_samples]
-                lens = torch.ones(len(played), device=brain.device)
+                lens = torch.ones(len(played), device=brain.device, dtype=torch.float32)
                 with torch.no_grad(), brain.evaluation_ctx:
                     feats = brain.modules.compute_features(played)
                     feats = brain.modules.mean_var_norm(feats, lens)

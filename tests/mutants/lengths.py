@@ -8,7 +8,7 @@ BLOCKS_CODE = Source("speechbrain_rev/lobes/blocks.py")
 GEOMETRY_CODE = Source("speechbrain_rev/lobes/geometry.py")
 POOLING_CODE = Source("speechbrain_rev/lobes/pooling.py")
 NORM_CODE = Source("speechbrain_rev/reversible/norm.py")
-FRONT_END_CODE = Source("speechbrain_rev/inference/front_ends.py")
+FILTERBANKS_CODE = Source("speechbrain_rev/filterbanks.py")
 NORM_TESTS = Tests("tests/unit/reversible/test_norm.py")
 
 LENGTHS = [
@@ -60,10 +60,10 @@ LENGTHS = [
         "    time = x.shape[3]\n    valid.max().item()\n",
         LENGTHS_TESTS("nothing_waits"),
     ),
-    FRONT_END_CODE(
+    FILTERBANKS_CODE(
         "lengths: a padded waveform has the frames of its samples alone",
-        "return 1 + samples //",
-        "return samples //",
+        "return 1 + (samples - window) //",
+        "return (samples - window) //",
         SPEAKER_TESTS("companions"),
     ),
 ]

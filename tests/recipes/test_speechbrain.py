@@ -396,7 +396,7 @@ class TestCommandLine:
             path = write_resolved(tmp_path, "df_revnet89")
         hparams, _ = load(path, tmp_path, *arguments)
         encoder = hparams["embedding_model"]
-        assert (encoder.architecture.name, encoder.n_mels) == ("revnet57", 64)
+        assert (encoder.architecture.name, encoder.n_mels) == ("revnet46", 64)
         optimizer = hparams["opt_class"](encoder.parameters())
         assert isinstance(optimizer, AdamW)
         assert isinstance(optimizer, torch.optim.AdamW)  # 32 bits

@@ -475,5 +475,7 @@ def test_a_classifier_without_cosines_is_refused_by_name(tmp_path):
     text = text.replace("input_size: !ref <dim>", "in_features: !ref <dim>")
     text = text.replace("out_neurons:", "out_features:")
     write_stock(tmp_path / "run", text)
-    with pytest.raises(ValueError, match=r"'bias': .*a classifier of cosines of embed"):
+    with pytest.raises(
+        ValueError, match=r"bias \[3\], .*a classifier of cosines of embed"
+    ):
         export_run(tmp_path / "run", tmp_path / "model")

@@ -25,11 +25,9 @@ from speechbrain_rev.lobes.checkpointer import (
     WholeCheckpointer,
     average_of_last_epochs,
     is_end_of_epoch,
-    load_finished_run,
     place_of,
     verify_checkpoint,
 )
-from speechbrain_rev.lobes.classifier import CosineClassifier
 from tests.unit.lobes.encoders import NARROW, tiny
 
 
@@ -216,58 +214,6 @@ def test_the_average_is_over_the_last_epochs_and_not_over_what_lies_between(trai
     flip(training.checkpointer.find_checkpoints()[1].path / "classifier.ckpt")
     with pytest.raises(ValueError, match="cannot be trusted"):
         average_of_last_epochs(training.checkpointer, "classifier", 3)
-
-
-class TestFinishedRun:
-    """What large-margin fine-tuning begins with."""
-
-    @pytest.fixture
-    def modules(self, tmp_path):
-        """Modules of a finished run in a folder, whose weights were changed since."""
-        encoder, classifier = nn.Linear(2, 2), CosineClassifier(4, 6)
-        modules = {"embedding_model": encoder, "classifier": classifier}
-        checkpointer = WholeCheckpointer(tmp_path / "save", modules)
-        checkpointer.save_checkpoint(name="1")
-        classifier.weight.data = torch.arange(24.0).view(6, 4)
-        checkpointer.save_checkpoint(name="2")
-        torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "embedding_model.ckpt")
-        nn.init.zeros_(classifier.weight)
-        return modules
-
-    @pytest.mark.parametrize(
-        ("classes", "narrowed_from", "message"),
-        [
-            (6, None, None),
-            (2, 3, None),
-            (2, 4, "6 classes, no multiple of its 4 speeds"),
-            (2, None, "do not fit"),
-            (2, 2, "do not fit"),
-        ],
-    )
-    def test_it_gives_its_average_and_its_newest_classifier_or_the_first_speeds(
-        self, modules, tmp_path, classes, narrowed_from, message
-    ):
-        average = torch.load(tmp_path / "embedding_model.ckpt")
-        modules["classifier"] = CosineClassifier(4, classes)
-        load = functools.partial(load_finished_run, modules, tmp_path)
-        if message:
-            with pytest.raises(ValueError, match=message):
-                load(narrowed_from=narrowed_from)
-            return
-        load(narrowed_from=narrowed_from)
-        assert torch.equal(modules["embedding_model"].weight, average["weight"])
-        expected = torch.arange(4.0 * classes).view(classes, 4)
-        assert torch.equal(modules["classifier"].weight, expected)
-
-    def test_an_unfinished_run_and_another_network_are_refused(self, modules, tmp_path):
-        modules["embedding_model"] = nn.Linear(3, 2)
-        message = r"(?s)do not fit: set arch.*size mismatch"
-        with pytest.raises(ValueError, match=message):
-            load_finished_run(modules, tmp_path)
-        (tmp_path / "embedding_model.ckpt").unlink()
-        for folder in (tmp_path, tmp_path / "none"):
-            with pytest.raises(ValueError, match="of a finished run"):
-                load_finished_run(modules, folder)
 
 
 def test_a_run_goes_on_with_the_channels_of_its_newest_checkpoint(tmp_path):
